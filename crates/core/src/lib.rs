@@ -1,0 +1,12 @@
+//! The pure domain of Nstance.
+//!
+//! Nothing here does I/O, reads a clock, draws chance or knows how anything is spelled on disk or on the wire.
+//! Outside [`ports`] there is no async and no error of the outside world: planning cannot fail.
+
+pub mod time;
+
+pub mod ids;
+
+pub mod value;
+
+pub mod ports;
