@@ -9,4 +9,14 @@ pub mod ids;
 
 pub mod value;
 
+pub mod group;
+
+pub mod instance;
+
+pub mod term;
+
+pub mod snapshot;
+
+pub mod plan;
+
 pub mod ports;

@@ -3,4 +3,11 @@
 //! Every adapter of a port passes that port's contract suite, the in-memory ones included.
 
 pub mod clock;
+
+pub mod objects;
+
+pub mod secrets;
+
 pub mod schema;
+
+pub mod provider;
