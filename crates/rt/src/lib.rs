@@ -1,1 +1,15 @@
-//! Placeholder of the room; see ARCHITECTURE.md.
+//! The one door to time, chance, tasks and telemetry. Whatever is not pure and not I/O of a domain stands here.
+
+pub mod clock;
+
+pub mod entropy;
+
+pub mod backoff;
+
+pub mod tasks;
+
+pub mod shutdown;
+
+pub mod chain;
+
+pub mod telemetry;
