@@ -1,1 +1,4 @@
-//! Placeholder of the room; see ARCHITECTURE.md.
+//! Configuration of a shard.
+pub mod duration;
+pub mod jsonc;
+pub mod problems;
