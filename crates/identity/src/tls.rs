@@ -1,0 +1,328 @@
+//! TLS 1.3, and nothing else: how servers show themselves, how clients are known, what clients demand of a server.
+//!
+//! A server's certificate and its trust can be replaced while it runs: handshakes that begin later see the new ones,
+//! open connections stay. Sessions are never resumed, since a resumed one would skip the certificate that the whole of
+//! our authorisation rests on.
+//!
+//! The client side of the server's listener leaves validity time and usage to the authorisation layer: a client whose
+//! certificate ran out must get a typed refusal over a working connection, or it could never learn that it should
+//! rejoin.
+
+use std::{
+    fmt, io,
+    sync::{Arc, PoisonError, RwLock},
+    time::Duration,
+};
+
+use nstance_core::{ports::clock::Clock, time::Timestamp};
+use rustls::{
+    CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, OtherError, RootCertStore,
+    ServerConfig, SignatureScheme,
+    client::{
+        Resumption, WebPkiServerVerifier,
+        danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
+        verify_server_cert_signed_by_trust_anchor,
+    },
+    crypto::{CryptoProvider, ring},
+    pki_types::{CertificateDer, ServerName, UnixTime},
+    server::{
+        ClientHello, NoServerSessionStorage, ParsedCertificate, ResolvesServerCert, WebPkiClientVerifier,
+        danger::{ClientCertVerified, ClientCertVerifier},
+    },
+    sign::CertifiedKey,
+    time_provider::TimeProvider,
+    version::TLS13,
+};
+
+use crate::{ca::Bundle, keys::KeyPair, peer, pem};
+
+/// HTTP/2 is all that is spoken on these ports.
+const ALPN: &[u8] = b"h2";
+
+#[derive(Debug, Clone, thiserror::Error)]
+pub enum TlsError {
+    #[error("certificate chain holds no certificate that can be read")]
+    Chain,
+    #[error("certificate does not belong to the key")]
+    Mismatch,
+    #[error("TLS settings were not accepted")]
+    Rejected(#[source] Error),
+}
+
+fn provider() -> Arc<CryptoProvider> {
+    Arc::new(ring::default_provider())
+}
+
+/// Our clock, in the words of rustls.
+struct Time(Arc<dyn Clock>);
+
+impl TimeProvider for Time {
+    fn current_time(&self) -> Option<UnixTime> {
+        Some(unix_time(self.0.now()))
+    }
+}
+
+impl fmt::Debug for Time {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("Time")
+    }
+}
+
+fn unix_time(at: Timestamp) -> UnixTime {
+    UnixTime::since_unix_epoch(Duration::from_millis(u64::try_from(at.as_millis()).unwrap_or(0)))
+}
+
+fn certified(chain_pem: &[u8], key: &KeyPair) -> Result<CertifiedKey, TlsError> {
+    let chain = pem::certificates(chain_pem).ok_or(TlsError::Chain)?;
+    let signer = ring::sign::any_eddsa_type(&key.to_rustls()).map_err(TlsError::Rejected)?;
+    let certified = CertifiedKey::new(chain, signer);
+    certified.keys_match().map_err(|_| TlsError::Mismatch)?;
+    Ok(certified)
+}
+
+fn roots(bundle: &Bundle) -> Result<Arc<RootCertStore>, TlsError> {
+    let mut roots = RootCertStore::empty();
+    for certificate in bundle.certificates() {
+        roots.add(certificate.der.clone()).map_err(TlsError::Rejected)?;
+    }
+    Ok(Arc::new(roots))
+}
+
+/// What a server shows, replaceable while it listens.
+pub struct ServerIdentity(RwLock<Arc<CertifiedKey>>);
+
+impl ServerIdentity {
+    pub fn new(chain_pem: &[u8], key: &KeyPair) -> Result<Self, TlsError> {
+        Ok(Self(RwLock::new(Arc::new(certified(chain_pem, key)?))))
+    }
+
+    /// Handshakes that begin from now on show the new certificate.
+    pub fn swap(&self, chain_pem: &[u8], key: &KeyPair) -> Result<(), TlsError> {
+        let new = Arc::new(certified(chain_pem, key)?);
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = new;
+        Ok(())
+    }
+}
+
+impl ResolvesServerCert for ServerIdentity {
+    fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
+        Some(self.0.read().unwrap_or_else(PoisonError::into_inner).clone())
+    }
+}
+
+impl fmt::Debug for ServerIdentity {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("ServerIdentity")
+    }
+}
+
+/// Whose clients a server lets in, replaceable while it listens.
+#[derive(Debug)]
+pub struct ClientTrust {
+    trusted: RwLock<Trusted>,
+    provider: Arc<CryptoProvider>,
+}
+
+#[derive(Debug, Clone)]
+struct Trusted {
+    roots: Arc<RootCertStore>,
+    verifier: Arc<dyn ClientCertVerifier>,
+}
+
+impl Trusted {
+    fn of(bundle: &Bundle, provider: &Arc<CryptoProvider>) -> Result<Self, TlsError> {
+        let roots = roots(bundle)?;
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
+            .build()
+            .map_err(|error| TlsError::Rejected(Error::General(error.to_string())))?;
+        Ok(Self { roots, verifier })
+    }
+}
+
+impl ClientTrust {
+    pub fn new(bundle: &Bundle) -> Result<Self, TlsError> {
+        let provider = provider();
+        Ok(Self { trusted: RwLock::new(Trusted::of(bundle, &provider)?), provider })
+    }
+
+    /// Handshakes that begin from now on are judged by the new bundle.
+    pub fn swap(&self, bundle: &Bundle) -> Result<(), TlsError> {
+        let new = Trusted::of(bundle, &self.provider)?;
+        *self.trusted.write().unwrap_or_else(PoisonError::into_inner) = new;
+        Ok(())
+    }
+
+    fn trusted(&self) -> Trusted {
+        self.trusted.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+}
+
+impl ClientCertVerifier for ClientTrust {
+    /// None are sent: our clients have one certificate each, and the trust may change at any time.
+    fn root_hint_subjects(&self) -> &[DistinguishedName] {
+        &[]
+    }
+
+    /// Chain and signature only. The check runs at an instant inside the certificate's own validity, so time decides
+    /// nothing; and a certificate for servers is checked as one, so usage decides nothing either. Both are judged, by
+    /// name, in [`peer::Peer::accept`]. Our CAs sign leaves directly, so intermediates are not looked at.
+    fn verify_client_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        _intermediates: &[CertificateDer<'_>],
+        _now: UnixTime,
+    ) -> Result<ClientCertVerified, Error> {
+        let (not_before, _) = peer::validity(end_entity).ok_or(CertificateError::BadEncoding)?;
+        let at = unix_time(not_before);
+        let trusted = self.trusted();
+        match trusted.verifier.verify_client_cert(end_entity, &[], at) {
+            Err(Error::InvalidCertificate(
+                CertificateError::InvalidPurpose | CertificateError::InvalidPurposeContext { .. },
+            )) => {
+                let algorithms = self.provider.signature_verification_algorithms.all;
+                let parsed = ParsedCertificate::try_from(end_entity)?;
+                verify_server_cert_signed_by_trust_anchor(&parsed, &trusted.roots, &[], at, algorithms)?;
+                Ok(ClientCertVerified::assertion())
+            }
+            judged => judged,
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.trusted().verifier.verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.trusted().verifier.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.trusted().verifier.supported_verify_schemes()
+    }
+}
+
+/// Whether clients must show a certificate.
+pub enum ClientAuth {
+    /// Registration: the proof is in the request.
+    None,
+    Required(Arc<ClientTrust>),
+}
+
+pub fn server_config(
+    identity: Arc<ServerIdentity>,
+    client_auth: ClientAuth,
+    clock: Arc<dyn Clock>,
+) -> Result<Arc<ServerConfig>, TlsError> {
+    let builder = ServerConfig::builder_with_details(provider(), Arc::new(Time(clock)))
+        .with_protocol_versions(&[&TLS13])
+        .map_err(TlsError::Rejected)?;
+    let builder = match client_auth {
+        ClientAuth::None => builder.with_no_client_auth(),
+        ClientAuth::Required(trust) => builder.with_client_cert_verifier(trust),
+    };
+    let mut config = builder.with_cert_resolver(identity);
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.session_storage = Arc::new(NoServerSessionStorage {});
+    config.send_tls13_tickets = 0;
+    Ok(Arc::new(config))
+}
+
+/// What an agent, operator or admin dials with: the server must chain to `bundle`, carry the dialled host among its
+/// names, and have the role `server`. A stolen file certificate with a server's names fails the last of these.
+pub fn client_config(
+    bundle: &Bundle,
+    identity: Option<(&[u8], &KeyPair)>,
+    clock: Arc<dyn Clock>,
+) -> Result<Arc<ClientConfig>, TlsError> {
+    let provider = provider();
+    let webpki = WebPkiServerVerifier::builder_with_provider(roots(bundle)?, provider.clone())
+        .build()
+        .map_err(|error| TlsError::Rejected(Error::General(error.to_string())))?;
+    let builder = ClientConfig::builder_with_details(provider, Arc::new(Time(clock)))
+        .with_protocol_versions(&[&TLS13])
+        .map_err(TlsError::Rejected)?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(OurServer(webpki)));
+    let mut config = match identity {
+        None => builder.with_no_client_auth(),
+        Some((chain, key)) => {
+            certified(chain, key)?;
+            let chain = pem::certificates(chain).ok_or(TlsError::Chain)?;
+            builder.with_client_auth_cert(chain, key.to_rustls().into()).map_err(TlsError::Rejected)?
+        }
+    };
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.resumption = Resumption::disabled();
+    Ok(Arc::new(config))
+}
+
+/// Everything webpki checks of a server, and our role besides.
+#[derive(Debug)]
+struct OurServer(Arc<WebPkiServerVerifier>);
+
+/// The peer proved a certificate of our CA, but not a server's.
+#[derive(Debug, thiserror::Error)]
+#[error("the certificate is by our CA but has not the role `server`")]
+struct NotAServer;
+
+impl ServerCertVerifier for OurServer {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let verified = self.0.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)?;
+        if peer::is_server(end_entity) {
+            Ok(verified)
+        } else {
+            Err(CertificateError::Other(OtherError(Arc::new(NotAServer))).into())
+        }
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.0.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.0.supported_verify_schemes()
+    }
+}
+
+/// Whether a failed handshake means that we do not trust the server: waiting may help, another address may not.
+pub fn is_untrusted_server(error: &io::Error) -> bool {
+    error
+        .get_ref()
+        .and_then(|inner| inner.downcast_ref::<Error>().or_else(|| inner.source()?.downcast_ref()))
+        .is_some_and(|error| matches!(error, Error::InvalidCertificate(_)))
+}
+
+#[cfg(test)]
+#[path = "tls/tests.rs"]
+mod tests;
