@@ -1,1 +1,16 @@
-//! Placeholder of the room; see ARCHITECTURE.md.
+//! Where instances run: the provider adapters and the contract suite that each of them passes.
+//!
+//! No other room knows a cloud. An adapter never decides; it performs one call and says exactly what it knows
+//! afterwards: only a provider's own word makes an absence, and everything else is "unknown".
+
+pub mod schema;
+
+pub mod process;
+
+pub mod fake;
+
+pub mod faulty;
+
+pub mod contract;
+
+mod duration;

@@ -1,0 +1,609 @@
+//! Development VMs: each instance is a directory and an agent process that outlives its server.
+//!
+//! | on disk and in `/proc` | seen |
+//! |---|---|
+//! | no directory | `NotFound`: that VM is dead, whatever still runs |
+//! | `starting`, no agent recorded | `Pending` |
+//! | `running`, process alive (same pid and start time, not exiting) | `Running`, else `Gone` |
+//! | `agent-down` / `stopped` (set by hand) | `Running` / `Stopped` |
+//! | `deleting`, process alive | `Deleting`, else `Gone` |
+//! | `deleted` | `Gone`, and in no listing; `NotFound` after `clean` |
+//! | directory that cannot be read | `Unknown`, listed without tags |
+//!
+//! One instance never has two agents. An agent is started only under the directory's lock, and by somebody who made
+//! the directory just now or who looked through `/proc` for an agent that bears its name (see [`dir`] for why that look
+//! cannot miss one). What a crash leaves is finished by a repeated create, or by the next listing: a VM that was
+//! accepted boots, and a process whose directory somebody removed by hand is ended. Neither takes a permit, because
+//! neither is a decision of a server; they are what hardware does by itself.
+
+mod agent;
+mod balancers;
+mod dir;
+mod end;
+mod node;
+mod options;
+mod proc;
+mod vm_file;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    fs, io,
+    os::unix::fs::PermissionsExt as _,
+    path::{Path, PathBuf},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use nstance_core::{
+    ids::{InstanceId, LbKey},
+    instance::Seen,
+    ports::{
+        clock::Clock,
+        provider::{
+            Capabilities, CreateMode, DeleteHow, Described, ErrorClass, LbMember, Listing, Provider, ProviderError,
+            SubnetFree, Vm, VmRef, VmSpec,
+        },
+    },
+    term::Permit,
+};
+use nstance_rt::tasks::Tasks;
+
+use self::{
+    agent::Started,
+    dir::{Lock, LockOutcome, Published, VmDir},
+    vm_file::{Read, Whose},
+};
+pub use self::{
+    options::{OptionsError, ProcessOptions},
+    proc::Process,
+    vm_file::{VmFile, VmState},
+};
+
+/// Between closing its inherited descriptors and showing its new environment, an exec needs some microseconds. A search
+/// for an unrecorded agent looks again after this long.
+const EXEC_SETTLES: Duration = Duration::from_millis(5);
+
+/// How long a graceful delete waits between SIGTERM and SIGKILL.
+const GRACE: Duration = Duration::from_secs(3);
+
+pub struct ProcessProvider {
+    inner: Arc<Inner>,
+}
+
+struct Inner {
+    options: ProcessOptions,
+    owner_text: String,
+    clock: Arc<dyn Clock>,
+    tasks: Tasks,
+    /// Held from counting a subnet's VMs until the new one is visible.
+    placing: Mutex<()>,
+    /// How long an agent may take to say goodbye.
+    grace: Duration,
+    /// VMs whose end a task of ours is waiting for.
+    ending: Mutex<BTreeSet<InstanceId>>,
+}
+
+impl ProcessProvider {
+    /// Must be called inside a runtime. Nothing is touched on disk but the work directory, which is made if it can be.
+    pub fn new(mut options: ProcessOptions, clock: Arc<dyn Clock>, tasks: Tasks) -> Self {
+        // Agents are found by the path in their environment, so every server must spell it alike. A directory that
+        // cannot be made now is reported by `check`.
+        let _ = fs::create_dir_all(&options.work_dir);
+        options.work_dir = resolve(&options.work_dir);
+        // The agent starts in its own directory, where our relative path would mean something else.
+        if 1 < options.agent_binary.components().count() {
+            options.agent_binary = resolve(&options.agent_binary);
+        }
+        let owner_text = agent::owner_text(&options.owner);
+        let (placing, ending) = (Mutex::default(), Mutex::default());
+        Self { inner: Arc::new(Inner { options, owner_text, clock, tasks, placing, grace: GRACE, ending }) }
+    }
+}
+
+fn resolve(path: &Path) -> PathBuf {
+    path.canonicalize().or_else(|_| std::path::absolute(path)).unwrap_or_else(|_| path.to_owned())
+}
+
+/// How this provider names a VM; also the name of a tmux window.
+pub fn provider_id(instance: InstanceId) -> String {
+    format!("nstance-agent-{instance}")
+}
+
+/// Changes the recorded state of a VM by hand, as the development tools do.
+pub async fn mark(work_dir: &Path, instance: InstanceId, state: VmState) -> Result<(), ProviderError> {
+    let dir = VmDir::new(work_dir, instance);
+    let Some(lock) = locked("mark", &dir).await? else {
+        return Err(ProviderError::new("mark", ErrorClass::NotFound, format!("there is no VM {instance}")));
+    };
+    match dir.read() {
+        Read::File(mut file) => {
+            file.state = state;
+            dir.write(&lock, &file).map_err(|error| io_error("mark", &error))
+        }
+        Read::NoDirectory => Ok(()),
+        Read::Unreadable(error) => Err(io_error("mark", &error)),
+    }
+}
+
+/// Ends every agent that was started for a directory below `work_dir`, whoever owns it, and says how many there were.
+/// For tools that clear a whole development environment; each process is known by its environment and its start time.
+pub fn end_all(work_dir: &Path) -> io::Result<usize> {
+    let found = proc::scan(&resolve(work_dir))?;
+    for it in &found {
+        if let Some(held) = it.process.hold()? {
+            held.kill()?;
+        }
+    }
+    Ok(found.len())
+}
+
+fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Nothing is left behind by a failed step here, so no class is ambiguous.
+fn io_error(op: &'static str, error: &io::Error) -> ProviderError {
+    let class = match error.kind() {
+        io::ErrorKind::PermissionDenied | io::ErrorKind::ReadOnlyFilesystem => ErrorClass::Auth,
+        io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded | io::ErrorKind::OutOfMemory => ErrorClass::Capacity,
+        _ => ErrorClass::Unavailable,
+    };
+    ProviderError::new(op, class, error.to_string())
+}
+
+/// `None`: the directory is not there.
+async fn locked(op: &'static str, dir: &VmDir) -> Result<Option<Lock>, ProviderError> {
+    match dir.lock().await.map_err(|error| io_error(op, &error))? {
+        LockOutcome::Locked(lock) => Ok(Some(lock)),
+        LockOutcome::NoDirectory => Ok(None),
+        LockOutcome::Busy => {
+            let message = format!("the lock of {} is held by another server", dir.path.display());
+            Err(ProviderError::new(op, ErrorClass::Throttled, message))
+        }
+    }
+}
+
+#[derive(Default)]
+struct Directories {
+    /// In the order of their instances' creation.
+    found: Vec<(InstanceId, Read)>,
+    /// What could not be looked at.
+    missing: Option<String>,
+}
+
+impl Inner {
+    fn dir(&self, instance: InstanceId) -> VmDir {
+        VmDir::new(&self.options.work_dir, instance)
+    }
+
+    fn seen(file: &VmFile) -> io::Result<Seen> {
+        let alive = || file.process.map_or(Ok(false), Process::is_alive);
+        Ok(match file.state {
+            VmState::Starting => Seen::Pending,
+            VmState::Running if alive()? => Seen::Running,
+            VmState::AgentDown => Seen::Running,
+            VmState::Stopped => Seen::Stopped,
+            VmState::Deleting if alive()? => Seen::Deleting,
+            VmState::Running | VmState::Deleting | VmState::Deleted => Seen::Gone,
+        })
+    }
+
+    fn view(instance: InstanceId, file: &VmFile, seen: Seen) -> Vm {
+        Vm {
+            vm: VmRef { instance, provider_id: Some(provider_id(instance)) },
+            seen,
+            tags: file.tags(instance),
+            created_at: file.created_at(),
+            ip4: Some("127.0.0.1".to_owned()),
+            ip6: None,
+            hostname: rustix::system::uname().nodename().to_str().ok().map(str::to_owned),
+            fqdn: None,
+            instance_type: file.instance_type.clone(),
+            subnet: Some(file.subnet.clone()),
+            host: None,
+            spot: None,
+        }
+    }
+
+    /// A VM that is there and whose state nobody can tell.
+    fn unreadable(instance: InstanceId) -> Vm {
+        Vm {
+            vm: VmRef { instance, provider_id: Some(provider_id(instance)) },
+            seen: Seen::Unknown,
+            tags: None,
+            created_at: None,
+            ip4: None,
+            ip6: None,
+            hostname: None,
+            fqdn: None,
+            instance_type: None,
+            subnet: None,
+            host: None,
+            spot: None,
+        }
+    }
+
+    /// Whether the ref means the VM that bears this instance's name. Another provider id names another VM.
+    fn names(vm: &VmRef) -> bool {
+        vm.provider_id.as_ref().is_none_or(|id| *id == provider_id(vm.instance))
+    }
+
+    fn describe(&self, vm: &VmRef) -> Described {
+        let unknown = |error: &io::Error| Described::Unknown(io_error("describe", error));
+        if !Self::names(vm) {
+            return Described::NotFound;
+        }
+        match self.dir(vm.instance).read() {
+            Read::NoDirectory => Described::NotFound,
+            Read::Unreadable(error) => unknown(&error),
+            Read::File(file) if file.whose(&self.options.owner) == Whose::Foreign => Described::NotFound,
+            Read::File(file) => match Self::seen(&file) {
+                Ok(seen) => Described::Vm(Box::new(Self::view(vm.instance, &file, seen))),
+                Err(error) => unknown(&error),
+            },
+        }
+    }
+
+    fn directories(&self) -> io::Result<Directories> {
+        let entries = match fs::read_dir(&self.options.work_dir) {
+            // Nothing was ever made here, or all of it was removed: either way there are no VMs.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(Directories::default()),
+            entries => entries?,
+        };
+        let Directories { mut found, mut missing } = Directories::default();
+        for entry in entries {
+            match entry {
+                Ok(entry) => {
+                    let name = entry.file_name();
+                    if let Some(instance) = name.to_str().and_then(|name| name.parse().ok()) {
+                        found.push((instance, self.dir(instance).read()));
+                    } else if name.to_str().is_some_and(dir::is_abandoned) {
+                        let _ = fs::remove_dir_all(entry.path());
+                    }
+                }
+                Err(error) => missing = Some(format!("{}: {error}", self.options.work_dir.display())),
+            }
+        }
+        found.sort_by_key(|(instance, _)| *instance);
+        Ok(Directories { found, missing })
+    }
+
+    fn n_in_subnet(&self, subnet: &str) -> io::Result<u64> {
+        let Directories { found, .. } = self.directories()?;
+        let stands = |read: &Read| match read {
+            Read::File(file) => file.subnet == subnet && !matches!(Self::seen(file), Ok(Seen::Gone)),
+            _ => false,
+        };
+        Ok(found.iter().filter(|(_, read)| stands(read)).count().try_into().unwrap_or(u64::MAX))
+    }
+
+    /// Makes the directory, unless it exists or its subnet is full.
+    fn place(&self, permit: &Permit, dir: &VmDir, spec: &VmSpec) -> Result<(Published, VmFile), ProviderError> {
+        let now = self.clock.now();
+        let file = VmFile {
+            state: VmState::Starting,
+            process: None,
+            tags: vm_file::tag_words(&spec.tags),
+            epoch: permit.epoch().0,
+            subnet: spec.subnet.clone(),
+            instance_type: spec.instance_type.clone(),
+            created_at: now.to_string(),
+            boots_at: now.plus(self.options.boot_delay).to_string(),
+            registration_addr: spec.bootstrap.registration_addr.clone(),
+            agent_addr: spec.bootstrap.agent_addr.clone(),
+        };
+        let failed = |error: io::Error| io_error("create", &error);
+        let limit = self.options.subnet_capacity.get(&spec.subnet).copied();
+        let _placing = limit.is_some().then(|| held(&self.placing));
+        if let Some(limit) = limit
+            && !dir.path.exists()
+            && limit <= self.n_in_subnet(&spec.subnet).map_err(failed)?
+        {
+            let message = format!("subnet {} has no room: all of its {limit} places are taken", spec.subnet);
+            return Err(ProviderError::new("create", ErrorClass::Capacity, message));
+        }
+        Ok((dir.publish(&file, &spec.bootstrap).map_err(failed)?, file))
+    }
+
+    /// Starts the agent and records it. The caller knows that none runs.
+    fn boot(&self, lock: &Lock, dir: &VmDir, file: &mut VmFile) -> io::Result<()> {
+        let Started { process, mut child } =
+            agent::start(&self.options.agent_binary, dir, file, &self.options.owner, self.options.metrics_interval)?;
+        file.state = VmState::Running;
+        file.process = Some(process);
+        let recorded = dir.write(lock, file);
+        if recorded.is_err() {
+            // An agent that nobody can find by its directory must not be.
+            let _ = child.start_kill();
+        }
+        let instance = dir.instance;
+        // Reaped by us while we live, by whoever inherits it afterwards; a zombie counts as dead either way.
+        self.tasks.spawn_droppable("process: reap", async move {
+            match child.wait().await {
+                Ok(status) => tracing::debug!(%instance, %status, "agent process ended"),
+                Err(error) => tracing::warn!(%instance, %error, "agent process not waited for"),
+            }
+        });
+        recorded?;
+        self.show_node(dir.instance);
+        Ok(())
+    }
+
+    fn show_node(&self, instance: InstanceId) {
+        let Some(node_dir) = &self.options.node_dir else { return };
+        if let Err(error) = node::write(node_dir, instance, &k8s_id(instance), self.clock.now()) {
+            tracing::warn!(%instance, %error, "node not shown");
+        }
+    }
+
+    fn hide_node(&self, instance: InstanceId) {
+        let Some(node_dir) = &self.options.node_dir else { return };
+        if let Err(error) = node::remove(node_dir, instance) {
+            tracing::warn!(%instance, %error, "node not hidden");
+        }
+    }
+
+    /// Goes on where somebody stopped: an agent that runs unrecorded is recorded, one that was never started is started.
+    async fn resume(&self, lock: &Lock, dir: &VmDir, file: &mut VmFile) -> io::Result<()> {
+        match self.unrecorded(dir.instance).await? {
+            Some(process) => {
+                file.state = VmState::Running;
+                file.process = Some(process);
+                dir.write(lock, file)?;
+                self.show_node(dir.instance);
+                Ok(())
+            }
+            None => self.boot(lock, dir, file),
+        }
+    }
+
+    /// The agent of this instance that runs without being recorded, if any. Needs the lock.
+    async fn unrecorded(&self, instance: InstanceId) -> io::Result<Option<Process>> {
+        if let Some(process) = self.agents_of(instance).await?.first() {
+            return Ok(Some(*process));
+        }
+        tokio::time::sleep(EXEC_SETTLES).await;
+        Ok(self.agents_of(instance).await?.first().copied())
+    }
+
+    /// Boots a VM whose creator stopped before its agent ran, or that is due by now.
+    async fn boot_later(self: Arc<Self>, instance: InstanceId, delay: Duration) {
+        tokio::time::sleep(delay).await;
+        let dir = self.dir(instance);
+        let Ok(LockOutcome::Locked(lock)) = dir.lock().await else { return };
+        let Read::File(mut file) = dir.read() else { return };
+        if file.state != VmState::Starting || file.whose(&self.options.owner) != Whose::Ours {
+            return;
+        }
+        if let Err(error) = self.resume(&lock, &dir, &mut file).await {
+            tracing::warn!(%instance, %error, "agent not started, the VM is stopped");
+            file.state = VmState::Stopped;
+            let _ = dir.write(&lock, &file);
+        }
+    }
+
+    async fn create(self: &Arc<Self>, permit: Permit, spec: &VmSpec) -> Result<Vm, ProviderError> {
+        let refuse = |message: String| Err(ProviderError::new("create", ErrorClass::Invalid, message));
+        if let Some(key) = spec.args.keys().next() {
+            return refuse(format!("the process provider takes no args, and `{key}` is one; remove it"));
+        }
+        if spec.tags.instance != spec.instance {
+            return refuse(format!("the tags name {}, the request {}", spec.tags.instance, spec.instance));
+        }
+        if (&spec.tags.cluster, &spec.tags.shard) != (&self.options.owner.cluster, &self.options.owner.shard) {
+            return refuse(format!("the tags are not those of {}", self.owner_text));
+        }
+        if !self.options.create_delay.is_zero() {
+            tokio::time::sleep(self.options.create_delay).await;
+        }
+        let dir = self.dir(spec.instance);
+        // From here to the answer a fresh create does not wait for anything, so that it cannot be cancelled half-way.
+        match self.place(&permit, &dir, spec)? {
+            (Published::New(lock), mut file) if self.options.boot_delay.is_zero() => {
+                match self.boot(&lock, &dir, &mut file) {
+                    Ok(()) => Ok(Self::view(spec.instance, &file, Seen::Running)),
+                    Err(error) => {
+                        let _ = dir.remove(lock);
+                        Err(self.not_started(&error))
+                    }
+                }
+            }
+            (Published::New(_), file) => {
+                let (inner, delay) = (self.clone(), self.options.boot_delay);
+                self.tasks.spawn_droppable("process: boot", inner.boot_later(spec.instance, delay));
+                Ok(Self::view(spec.instance, &file, Seen::Pending))
+            }
+            (Published::Exists, _) => self.create_again(&dir).await,
+        }
+    }
+
+    /// The directory is there already: the same VM, made earlier or just now by somebody else.
+    async fn create_again(self: &Arc<Self>, dir: &VmDir) -> Result<Vm, ProviderError> {
+        let failed = |error: &io::Error| io_error("create", error);
+        let gone = || {
+            let message = format!("instance {} existed and is gone", dir.instance);
+            ProviderError {
+                code: Some("gone".to_owned()),
+                ..ProviderError::new("create", ErrorClass::NotFound, message)
+            }
+        };
+        let mut lock = None;
+        loop {
+            let mut file = match dir.read() {
+                Read::File(file) => file,
+                Read::NoDirectory => return Err(gone()),
+                // Something of that name is there, and what it is cannot be told.
+                Read::Unreadable(error) => {
+                    return Err(ProviderError::new("create", ErrorClass::Ambiguous, error.to_string()));
+                }
+            };
+            if file.whose(&self.options.owner) != Whose::Ours {
+                let message = format!("instance {} exists and is another shard's", dir.instance);
+                return Err(ProviderError::new("create", ErrorClass::Invalid, message));
+            }
+            match (Self::seen(&file).map_err(|error| failed(&error))?, &lock) {
+                (Seen::Gone | Seen::Deleting, _) => return Err(gone()),
+                (Seen::Pending, None) if file.is_due(self.clock.now()) => {
+                    // Whoever is starting it holds the lock; we look again when we have it.
+                    lock = Some(locked("create", dir).await?.ok_or_else(gone)?);
+                }
+                (Seen::Pending, Some(lock)) => {
+                    self.resume(lock, dir, &mut file).await.map_err(|error| self.not_started(&error))?;
+                    return Ok(Self::view(dir.instance, &file, Seen::Running));
+                }
+                (seen, _) => return Ok(Self::view(dir.instance, &file, seen)),
+            }
+        }
+    }
+
+    fn not_started(&self, error: &io::Error) -> ProviderError {
+        let message = format!("start {}: {error}", self.options.agent_binary.display());
+        let class = match error.kind() {
+            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput => {
+                ErrorClass::Invalid
+            }
+            io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory | io::ErrorKind::StorageFull => ErrorClass::Capacity,
+            _ => ErrorClass::Unavailable,
+        };
+        ProviderError::new("create", class, message)
+    }
+
+    /// Blocking: reads every directory.
+    fn list(&self) -> io::Result<(Listing, Vec<InstanceId>)> {
+        let Directories { found, missing } = self.directories()?;
+        let now = self.clock.now();
+        let (mut vms, mut due) = (Vec::new(), Vec::new());
+        for (instance, read) in found {
+            match read {
+                Read::NoDirectory => {} // removed while we were reading
+                Read::Unreadable(error) => {
+                    tracing::warn!(%instance, %error, "directory not understood");
+                    vms.push(Self::unreadable(instance));
+                }
+                Read::File(file) => match file.whose(&self.options.owner) {
+                    Whose::Foreign => {}
+                    _ if file.state == VmState::Deleted => {}
+                    whose => {
+                        if whose == Whose::Ours && file.state == VmState::Starting && file.is_due(now) {
+                            due.push(instance);
+                        }
+                        vms.push(Self::view(instance, &file, Self::seen(&file).unwrap_or(Seen::Unknown)));
+                    }
+                },
+            }
+        }
+        Ok((Listing { vms, missing }, due))
+    }
+}
+
+fn k8s_id(instance: InstanceId) -> String {
+    format!("dev:///{}", provider_id(instance))
+}
+
+#[async_trait]
+impl Provider for ProcessProvider {
+    fn kind(&self) -> &'static str {
+        "process"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        Capabilities {
+            create: CreateMode::Idempotent,
+            leader_network: false,
+            load_balancers: true,
+            images: false,
+            visibility_delay: Duration::ZERO,
+        }
+    }
+
+    async fn check(&self) -> Vec<ProviderError> {
+        let options = &self.inner.options;
+        let mut problems = Vec::new();
+        let mut problem = |class, message| problems.push(ProviderError::new("check", class, message));
+        let binary = &options.agent_binary;
+        let is_program =
+            |path: &Path| fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
+        let path = std::env::var_os("PATH").unwrap_or_default();
+        let bare = binary.components().count() == 1;
+        if !(is_program(binary) || bare && std::env::split_paths(&path).any(|dir| is_program(&dir.join(binary)))) {
+            let message = format!("no program {}; build the agent or set `agent_binary`", binary.display());
+            problem(ErrorClass::Invalid, message);
+        }
+        if let Err(error) = fs::create_dir_all(&options.work_dir) {
+            let message = format!("make {}: {error}; set `work_dir` to a writable place", options.work_dir.display());
+            problem(ErrorClass::Auth, message);
+        }
+        if Process::of_pid(std::process::id()).is_ok_and(|me| me.is_none()) {
+            problem(ErrorClass::Invalid, "there is no /proc; the process provider needs Linux".to_owned());
+        }
+        problems
+    }
+
+    async fn reserve(&self, instance: InstanceId) -> Result<Option<String>, ProviderError> {
+        Ok(Some(provider_id(instance)))
+    }
+
+    async fn create(&self, permit: Permit, spec: &VmSpec) -> Result<Vm, ProviderError> {
+        self.inner.create(permit, spec).await
+    }
+
+    async fn delete(&self, permit: Permit, vm: &VmRef, how: DeleteHow) -> Result<(), ProviderError> {
+        self.inner.delete(permit, vm, how).await
+    }
+
+    async fn describe(&self, vms: &[VmRef]) -> Vec<Described> {
+        vms.iter().map(|vm| self.inner.describe(vm)).collect()
+    }
+
+    async fn list(&self) -> Result<Listing, ProviderError> {
+        let inner = self.inner.clone();
+        let listed = tokio::task::spawn_blocking(move || inner.list()).await.unwrap_or_else(|join| Err(join.into()));
+        let (listing, due) = listed.map_err(|error| io_error("list", &error))?;
+        for instance in due {
+            self.inner.tasks.spawn_droppable("process: boot", self.inner.clone().boot_later(instance, Duration::ZERO));
+        }
+        self.inner.end_strays().await;
+        Ok(listing)
+    }
+
+    async fn probe(&self) -> Result<(), ProviderError> {
+        match fs::metadata(&self.inner.options.work_dir) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(io_error("probe", &error)),
+            _ => Ok(()),
+        }
+    }
+
+    async fn clean(&self, permit: Permit, vm: &VmRef) -> Result<(), ProviderError> {
+        self.inner.clean(permit, vm).await
+    }
+
+    async fn subnet_free(&self, subnet: &str) -> Result<SubnetFree, ProviderError> {
+        let Some(limit) = self.inner.options.subnet_capacity.get(subnet) else { return Ok(SubnetFree::Unlimited) };
+        let taken = self.inner.n_in_subnet(subnet).map_err(|error| io_error("subnet_free", &error))?;
+        Ok(SubnetFree::Free(limit.saturating_sub(taken)))
+    }
+
+    async fn lb_register(&self, _permit: Permit, lb: &LbKey, vm: &VmRef) -> Result<(), ProviderError> {
+        balancers::change(&self.inner.options.work_dir, lb, vm.instance, true)
+            .await
+            .map_err(|error| io_error("lb_register", &error))
+    }
+
+    async fn lb_deregister(&self, _permit: Permit, lb: &LbKey, vm: &VmRef) -> Result<(), ProviderError> {
+        balancers::change(&self.inner.options.work_dir, lb, vm.instance, false)
+            .await
+            .map_err(|error| io_error("lb_deregister", &error))
+    }
+
+    async fn lb_members(&self, lb: &LbKey) -> Result<BTreeMap<InstanceId, LbMember>, ProviderError> {
+        balancers::members(&self.inner.options.work_dir, lb).map_err(|error| io_error("lb_members", &error))
+    }
+
+    fn k8s_provider_id(&self, vm: &VmRef) -> String {
+        k8s_id(vm.instance)
+    }
+}
