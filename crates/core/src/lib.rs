@@ -17,6 +17,10 @@ pub mod term;
 
 pub mod snapshot;
 
+mod victims;
+
+pub mod budget;
+
 pub mod plan;
 
 pub mod ports;
