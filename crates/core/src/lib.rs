@@ -23,4 +23,8 @@ pub mod budget;
 
 pub mod plan;
 
+pub mod check;
+
+pub mod model;
+
 pub mod ports;

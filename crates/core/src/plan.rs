@@ -14,6 +14,11 @@ mod replace;
 mod rollout;
 mod shrink;
 
+#[cfg(test)]
+pub(crate) mod fixture;
+#[cfg(test)]
+mod tests;
+
 pub use members::{Counts, counts};
 
 use self::{

@@ -8,7 +8,7 @@ use super::{
 use crate::{
     group::Desired,
     ids::InstanceId,
-    instance::{CreateReason, Phase},
+    instance::{CreateReason, Ownership, Phase},
     snapshot::{InstanceView, ProviderView},
     time::Timestamp,
 };
@@ -51,11 +51,10 @@ pub(super) fn end_if_overdue(
 
 /// Asks what became of each create that nobody is waiting for any more.
 pub(super) fn resolve(scene: Scene<'_>, draft: &mut Draft<'_>) {
-    if scene.view.desired == Desired::Tombstoned {
-        return; // what is not there yet need not come
-    }
     for (id, it) in &scene.view.instances {
-        let is_open = it.phase == Phase::Pending && it.busy.is_none() && !draft.is_leaving(*id);
+        // Of a deleted group, what is not there yet need not come; an on-demand one is not the group's to drop.
+        let is_wanted = it.ownership == Ownership::OnDemand || scene.view.desired != Desired::Tombstoned;
+        let is_open = it.phase == Phase::Pending && it.busy.is_none() && is_wanted && !draft.is_leaving(*id);
         if is_open && matches!(scene.standing(*id, it), Standing::Known | Standing::Uncertain) {
             resolve_one(scene, draft, *id, it);
         }
