@@ -1,8 +1,8 @@
-//! The planner by pictures.
-use super::fixture::planned;
-use expect_test::expect;
+//! The planner by pictures: a shard, and what is to be done about it. The checker reads along.
 
-#[test]
-fn a_group_below_its_size_grows() {
-    planned("group web size=3\n a running", expect![[""]]);
-}
+mod drains;
+mod grace;
+mod losses;
+mod properties;
+mod rotations;
+mod sizes;
