@@ -1,1 +1,3 @@
-//! Placeholder of the room; see ARCHITECTURE.md.
+//! The development environment: the whole of Nstance on one machine, and what its tests stand on.
+
+pub mod s3;
