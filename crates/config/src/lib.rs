@@ -29,6 +29,8 @@ mod validate;
 
 pub mod merge;
 
+pub mod render;
+
 pub mod hash;
 
 pub use crate::{

@@ -184,6 +184,7 @@ impl<'a> At<'a> {
                 at: self.clone(),
                 entries,
                 known: RefCell::default(),
+                needed: RefCell::default(),
                 hints: &[],
             }),
             _ => {
@@ -287,6 +288,8 @@ pub(crate) struct Fields<'a> {
     pub(crate) at: At<'a>,
     entries: &'a [Entry],
     known: RefCell<Vec<&'static str>>,
+    /// Keys that were needed and not there; told at the end, for a misspelt one is told as such.
+    needed: RefCell<Vec<&'static str>>,
     hints: &'static [(&'static str, &'static str)],
 }
 
@@ -313,12 +316,12 @@ impl<'a> Fields<'a> {
         let at = self.get(key);
         let broken = self.entries.iter().any(|entry| entry.key == key && entry.value.json == Json::Broken);
         if at.is_none() && !broken {
-            self.missing(key);
+            self.needed.borrow_mut().push(key);
         }
         at
     }
 
-    /// A required value with the help a person needs who forgot it.
+    /// Says that `key` is missing.
     pub(crate) fn missing(&self, key: &str) {
         let problem = Problem::new(
             Code::Missing,
@@ -356,13 +359,22 @@ impl<'a> Fields<'a> {
         At { problems: self.at.problems, path: self.at.path.key(key), node }
     }
 
-    /// Complains about every key that was never asked for.
+    /// Complains about every key that was needed, without a word on the others: for objects whose kind is unknown.
+    pub(crate) fn give_up(self) {
+        for key in self.needed.take() {
+            self.missing(key);
+        }
+    }
+
+    /// Complains about every key that was needed and is missing, and every one that was never asked for.
     pub(crate) fn finish(self) {
-        let known = self.known.into_inner();
+        let known = self.known.take();
+        let mut needed = self.needed.take();
         for entry in self.entries.iter().filter(|entry| !known.contains(&entry.key.as_str())) {
             let path = self.at.path.key(&entry.key);
             let message = format!("unknown key `{}`", entry.key);
             let mut problem = Problem::new(Code::UnknownKey, path.to_string(), entry.key_pos, message);
+            needed.retain(|key| suggest_key(&entry.key, &known) != Some(format!("did you mean `{key}`?")));
             if !self.at.problems.is_full() {
                 problem.help = self
                     .hints
@@ -372,6 +384,9 @@ impl<'a> Fields<'a> {
                     .or_else(|| suggest_key(&entry.key, &known));
             }
             self.at.problems.push(problem);
+        }
+        for key in needed {
+            self.missing(key);
         }
     }
 }

@@ -20,7 +20,7 @@ use nstance_core::{
 
 use crate::{
     jsonc,
-    model::{Config, Defaults, ProviderKind},
+    model::{Config, ProviderKind},
     path::Path,
     problems::{Code, Problem, Problems, Report},
     raw::{At, Fields, string_map},
@@ -183,6 +183,7 @@ fn is_image_name(text: &str) -> bool {
         && text.len() <= 64
 }
 
+pub(crate) use server::is_dns_name;
 pub(crate) use templates::MAX_SIZE;
 
 const FILE_NAME_GRAMMAR: &str = "use 1 to 128 of A-Z a-z 0-9 . _ -, beginning with a letter, digit or _, without `..`";

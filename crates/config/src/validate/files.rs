@@ -57,7 +57,11 @@ fn read_file(name: &str, at: &At<'_>, known: &Known<'_>) -> Option<FileSpec> {
     let fields = at.fields()?;
     let kind_at = fields.need("kind");
     let kind = kind_at.and_then(|at| at.one_of(KINDS, &[("text", "string"), ("cert", "certificate")]));
-    let file = match kind? {
+    let Some(kind) = kind else {
+        fields.give_up();
+        return None;
+    };
+    let file = match kind {
         FileKind::Certificate => read_certificate_file(name, &fields, known),
         FileKind::Secret => fields.need("source").and_then(|at| read_secret(&at)),
         FileKind::Storage => fields.need("source").and_then(|at| read_storage(&at)),
