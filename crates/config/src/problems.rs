@@ -199,7 +199,7 @@ impl Problems {
     pub(crate) fn into_report(self, object: &str) -> Report {
         let mut problems = self.list.into_inner();
         problems.sort_by(|a, b| (a.line, a.column, &a.path).cmp(&(b.line, b.column, &b.path)));
-        problems.dedup();
+        drop_repeated(&mut problems);
         Report {
             object: object.to_owned(),
             etag: None,
@@ -211,9 +211,15 @@ impl Problems {
 
     pub(crate) fn into_list(self) -> Vec<Problem> {
         let mut problems = self.list.into_inner();
-        problems.dedup();
+        drop_repeated(&mut problems);
         problems
     }
+}
+
+/// Two groups of one template share its problems; each is told once.
+fn drop_repeated(problems: &mut Vec<Problem>) {
+    let mut seen = std::collections::HashSet::new();
+    problems.retain(|it| seen.insert((it.code, it.path.clone(), it.line, it.column, it.message.clone())));
 }
 
 /// Everything found in one config file, in the order of the file.

@@ -8,6 +8,7 @@ mod files;
 mod groups;
 mod images;
 mod server;
+mod sites;
 mod templates;
 
 use std::collections::BTreeMap;

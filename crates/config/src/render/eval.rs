@@ -294,7 +294,7 @@ impl<'a> Eval<'a> {
             Value::Int(n) => (i64::try_from(i).is_ok_and(|i| i < *n)).then(|| (index.clone(), Got::plain(index))),
             // While probing, a missing list reads as an empty string.
             Value::String(text) if text.is_empty() && self.missing.is_some() => None,
-            other => return Err(Fault::failed(self.line, format!("range cannot go over a {}", other.type_name()))),
+            other => return Err(Fault::failed(self.line, format!("range cannot go over {}", funcs::a(other)))),
         })
     }
 
@@ -398,7 +398,7 @@ impl<'a> Eval<'a> {
                 return match map {
                     Got::Missing(_) => Ok(Got::plain(Value::Bool(false))),
                     Got::Value(Value::Map(entries), _) => Ok(Got::plain(Value::Bool(entries.contains_key(key)))),
-                    Got::Value(other, _) => Err(failed(self, format!("hasKey: expected a map, found a {}", other.type_name()))),
+                    Got::Value(other, _) => Err(failed(self, format!("hasKey: expected a map, found {}", funcs::a(other)))),
                 };
             }
             ("not", [value]) => return Ok(Got::plain(Value::Bool(!value.is_true()))),
@@ -448,7 +448,7 @@ impl<'a> Eval<'a> {
             Got::Value(value, path) => (value, path.as_deref()),
         };
         let Value::Map(entries) = value else {
-            let message = format!("there is no field {name} in a {}", value.type_name());
+            let message = format!("there is no field {name} in {}", funcs::a(value));
             return Err(Fault::failed(self.line, message));
         };
         if let Some(found) = entries.get(name) {

@@ -78,8 +78,10 @@ fn text(text: String) -> Value {
     Value::String(Arc::from(text))
 }
 
-fn a(value: &Value) -> String {
-    format!("a {}", value.type_name())
+/// The value's type with its article.
+pub(super) fn a(value: &Value) -> String {
+    let name = value.type_name();
+    format!("{} {name}", if name.starts_with(['i', 'u']) { "an" } else { "a" })
 }
 
 fn exactly<'a, const N: usize>(name: &str, args: &'a [Value]) -> Result<&'a [Value; N], String> {

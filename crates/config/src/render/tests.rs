@@ -84,7 +84,7 @@ fn our_functions_do_what_their_names_say() {
     gives("{{ required \"name it\" .Vars.Name }}", "web");
     fails("{{ required \"name it\" .Vars.Nope }}", "name it");
     fails("{{ b64dec \"?\" }}", "b64dec: this is not base64");
-    fails("{{ lower 5 }}", "lower: expected a string, found a int");
+    fails("{{ lower 5 }}", "lower: expected a string, found an int");
     fails("{{ replace \"a\" \"b\" }}", "replace takes 3 arguments, not 2");
 }
 
