@@ -63,10 +63,6 @@ pub use self::{
     vm_file::{VmFile, VmState},
 };
 
-/// Between closing its inherited descriptors and showing its new environment, an exec needs some microseconds. A search
-/// for an unrecorded agent looks again after this long.
-const EXEC_SETTLES: Duration = Duration::from_millis(5);
-
 /// How long a graceful delete waits between SIGTERM and SIGKILL.
 const GRACE: Duration = Duration::from_secs(3);
 
@@ -129,16 +125,23 @@ pub async fn mark(work_dir: &Path, instance: InstanceId, state: VmState) -> Resu
     }
 }
 
-/// Ends every agent that was started for a directory below `work_dir`, whoever owns it, and says how many there were.
-/// For tools that clear a whole development environment; each process is known by its environment and its start time.
+/// Ends every agent of every directory below `work_dir`, whoever owns it, and says how many there were. For tools that
+/// clear a whole development environment. Agents are found by their record and by their own environment, and each is
+/// known by its start time.
 pub fn end_all(work_dir: &Path) -> io::Result<usize> {
-    let found = proc::scan(&resolve(work_dir))?;
-    for it in &found {
-        if let Some(held) = it.process.hold()? {
-            held.kill()?;
+    let work_dir = resolve(work_dir);
+    let mut processes: BTreeSet<Process> = proc::scan(&work_dir)?.found.iter().map(|it| it.process).collect();
+    for entry in fs::read_dir(&work_dir).into_iter().flatten().flatten() {
+        if let Read::File(file) = vm_file::read(&entry.path()) {
+            processes.extend(file.process);
         }
     }
-    Ok(found.len())
+    let mut ended = 0;
+    for held in processes.into_iter().filter_map(|process| process.hold().transpose()) {
+        held?.kill()?;
+        ended += 1;
+    }
+    Ok(ended)
 }
 
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
@@ -359,15 +362,6 @@ impl Inner {
             }
             None => self.boot(lock, dir, file),
         }
-    }
-
-    /// The agent of this instance that runs without being recorded, if any. Needs the lock.
-    async fn unrecorded(&self, instance: InstanceId) -> io::Result<Option<Process>> {
-        if let Some(process) = self.agents_of(instance).await?.first() {
-            return Ok(Some(*process));
-        }
-        tokio::time::sleep(EXEC_SETTLES).await;
-        Ok(self.agents_of(instance).await?.first().copied())
     }
 
     /// Boots a VM whose creator stopped before its agent ran, or that is due by now.

@@ -1,6 +1,6 @@
 //! The end of a VM: asked for, waited for, recorded; and of processes that have lost their VM.
 
-use std::{io, path::Path, sync::Arc};
+use std::{io, path::Path, sync::Arc, time::Duration};
 
 use nstance_core::{
     ids::InstanceId,
@@ -10,9 +10,14 @@ use nstance_core::{
 
 use super::{
     Inner, held, io_error, locked,
-    proc::{self, Found, Held, Process},
+    proc::{self, Found, Held, Process, Scan},
     vm_file::{Read, VmState, Whose},
 };
+
+/// How often, and for how long at most, a search waits for processes that show no environment yet. The first is longer
+/// than most need; the second is more than any gets on a machine that still works, and some never show one.
+const EXEC_LOOK: Duration = Duration::from_millis(5);
+const EXEC_SETTLES: Duration = Duration::from_millis(500);
 
 /// One wait for one VM's end, at most, in this process.
 struct Ending {
@@ -152,17 +157,33 @@ impl Inner {
         dir.remove(lock).map_err(failed)
     }
 
+    /// The agent of this instance that runs without being recorded, if any. Needs the lock: only then is it sure that
+    /// no start is under way that this look could not see.
+    pub(super) async fn unrecorded(&self, instance: InstanceId) -> io::Result<Option<Process>> {
+        let mut patience = EXEC_SETTLES;
+        loop {
+            let scan = scan(&self.options.work_dir).await?;
+            if let Some(agent) = self.agents_of(instance, &scan).next() {
+                return Ok(Some(agent));
+            }
+            if !scan.unsettled || patience.is_zero() {
+                return Ok(None);
+            }
+            tokio::time::sleep(EXEC_LOOK).await;
+            patience = patience.saturating_sub(EXEC_LOOK);
+        }
+    }
+
     /// Living processes of one instance of ours, the agent first.
-    pub(super) async fn agents_of(&self, instance: InstanceId) -> io::Result<Vec<Process>> {
+    fn agents_of(&self, instance: InstanceId, scan: &Scan) -> impl Iterator<Item = Process> {
         let name = instance.to_string();
-        let found = scan(&self.options.work_dir).await?;
-        let ours = |it: &&Found| it.instance == name && it.owner == self.owner_text;
-        Ok(found.iter().filter(ours).map(|it| it.process).collect())
+        scan.found.iter().filter(move |it| it.instance == name && it.owner == self.owner_text).map(|it| it.process)
     }
 
     /// Ends whatever still runs of an instance whose VM is dead: agents without a directory, helpers without an agent.
     async fn end_agents_of(&self, instance: InstanceId) -> io::Result<()> {
-        for process in self.agents_of(instance).await? {
+        let scan = scan(&self.options.work_dir).await?;
+        for process in self.agents_of(instance, &scan) {
             end(process, instance)?;
         }
         Ok(())
@@ -172,7 +193,7 @@ impl Inner {
     /// find its process. A directory always exists before its agent, so a process without one is no newcomer.
     pub(super) async fn end_strays(&self) {
         let found = match scan(&self.options.work_dir).await {
-            Ok(found) => found,
+            Ok(scan) => scan.found,
             Err(error) => {
                 tracing::warn!(%error, "stray agents not looked for");
                 return;
@@ -202,7 +223,7 @@ fn end(process: Process, instance: InstanceId) -> io::Result<()> {
 }
 
 /// Reads the environment of every process; too long for an executor's thread.
-async fn scan(work_dir: &Path) -> io::Result<Vec<Found>> {
+async fn scan(work_dir: &Path) -> io::Result<Scan> {
     let work_dir = work_dir.to_owned();
     tokio::task::spawn_blocking(move || proc::scan(&work_dir)).await.unwrap_or_else(|join| Err(join.into()))
 }

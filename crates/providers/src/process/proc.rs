@@ -20,6 +20,9 @@ use tokio::io::{Interest, unix::AsyncFd};
 /// still reads "running": whoever asks because a socket ended must not be told that its process lives.
 const PF_EXITING: u64 = 0x4;
 
+/// The kernel's mark on its own threads, which never have an environment.
+const PF_KTHREAD: u64 = 0x20_0000;
+
 /// One process, for ever.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 pub struct Process {
@@ -144,27 +147,44 @@ pub(super) struct Found {
     pub(super) owner: String,
 }
 
+/// What a look through all processes told.
+#[derive(Debug, Default)]
+pub(super) struct Scan {
+    /// Oldest first.
+    pub(super) found: Vec<Found>,
+    /// Whether some process shows no environment at all: it may be about to become an agent. An exec drops the old
+    /// environment and closes descriptors some time before it shows the new one, and can be preempted in between.
+    pub(super) unsettled: bool,
+}
+
 /// The variable by which an agent is found again, whatever happened to its directory.
 pub(super) const IDENTITY_DIR: &str = "NSTANCE_IDENTITY_DIR";
 pub(super) const OWNER: &str = "NSTANCE_VM_OWNER";
 
-/// Every living process started for an instance below `work_dir`, oldest first. Helpers an agent started count too:
-/// they bear its environment. Processes of other users cannot be read and are not ours.
-pub(super) fn scan(work_dir: &Path) -> io::Result<Vec<Found>> {
+/// Every living process started for an instance below `work_dir`. Helpers an agent started count too: they bear its
+/// environment. Processes of other users cannot be read and are not ours.
+pub(super) fn scan(work_dir: &Path) -> io::Result<Scan> {
     let prefix = [IDENTITY_DIR.as_bytes(), b"=", work_dir.as_os_str().as_bytes(), b"/"].concat();
-    let mut found = Vec::new();
+    let mut scan = Scan::default();
     for entry in fs::read_dir("/proc")? {
         let Some(pid) = entry.ok().and_then(|entry| entry.file_name().to_str()?.parse::<u32>().ok()) else { continue };
         let Ok(environ) = fs::read(format!("/proc/{pid}/environ")) else { continue };
-        let Some((instance, owner)) = parse_environ(&environ, &prefix) else { continue };
-        if let Ok(Some(stat)) = stat(pid)
-            && stat.is_alive()
-        {
-            found.push(Found { process: Process { pid, start_time: stat.start_time }, instance, owner });
+        let named = parse_environ(&environ, &prefix);
+        if named.is_none() && !environ.is_empty() {
+            continue;
+        }
+        let Ok(Some(stat)) = stat(pid) else { continue };
+        match named {
+            _ if !stat.is_alive() => {}
+            Some((instance, owner)) => {
+                let process = Process { pid, start_time: stat.start_time };
+                scan.found.push(Found { process, instance, owner });
+            }
+            None => scan.unsettled |= stat.flags & PF_KTHREAD == 0,
         }
     }
-    found.sort_by_key(|it| (it.process.start_time, it.process.pid));
-    Ok(found)
+    scan.found.sort_by_key(|it| (it.process.start_time, it.process.pid));
+    Ok(scan)
 }
 
 fn parse_environ(environ: &[u8], prefix: &[u8]) -> Option<(String, String)> {

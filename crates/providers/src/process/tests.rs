@@ -69,8 +69,16 @@ impl Bench {
         ProcessProvider::new(options, Arc::new(SystemClock), self.tasks.clone())
     }
 
+    /// Once no process is amid an exec.
     fn agents(&self) -> Vec<Process> {
-        proc::scan(&resolve(&self.work_dir())).unwrap().iter().map(|it| it.process).collect()
+        for _ in 0..10_000 {
+            let scan = proc::scan(&resolve(&self.work_dir())).unwrap();
+            if !scan.unsettled {
+                return scan.found.iter().map(|it| it.process).collect();
+            }
+            std::thread::yield_now();
+        }
+        panic!("some process never shows its environment");
     }
 }
 
