@@ -1,1 +1,35 @@
-//! Placeholder of the room; see ARCHITECTURE.md.
+//! The agent on every instance: it proves who the machine is, keeps a session to its shard's leader, and says goodbye
+//! before the machine goes.
+//!
+//! It is a library so that tests and load generators can run many of them in one process, each with its own settings,
+//! clock, chance and network.
+
+pub mod settings;
+
+pub mod identity_dir;
+
+mod context;
+
+pub mod link;
+
+pub mod machine;
+
+mod refusal;
+
+mod reconnect;
+
+mod enrol;
+
+mod session;
+
+pub mod health;
+
+pub mod notice;
+
+mod agent;
+
+pub mod check;
+
+pub use agent::run;
+pub use context::{Components, Control, State};
+pub use link::TcpNet;

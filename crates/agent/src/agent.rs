@@ -1,0 +1,118 @@
+//! The life of the agent: enrol, keep a session, rejoin, park.
+//!
+//! It ends by itself only when a stop is asked for. Nothing a server says or does makes it end: a fail-over must not
+//! restart a fleet.
+
+use std::time::Duration;
+
+use nstance_rt::entropy::hex;
+
+use crate::{
+    context::{Components, Context, Control, State, Stopped},
+    enrol::{Enrolment, enrol, rejoin},
+    health::Reports,
+    identity_dir::IdentityDir,
+    session::{SessionOver, serve},
+    settings::Settings,
+};
+
+/// How often a parked agent looks whether somebody has helped it.
+const PARKED_LOOK: Duration = Duration::from_secs(10);
+
+/// Runs an agent until it is told to stop. Its directories are ready ([`crate::identity_dir::prepare`]).
+///
+/// ```no_run
+/// # async fn example(settings: nstance_agent::settings::Settings) {
+/// use std::sync::Arc;
+/// use nstance_agent::{Components, Control, TcpNet};
+/// use nstance_rt::{clock::SystemClock, entropy::SystemEntropy};
+///
+/// let parts = Components {
+///     clock: Arc::new(SystemClock),
+///     entropy: Arc::new(SystemEntropy::new()),
+///     net: Arc::new(TcpNet),
+///     console: false,
+/// };
+/// nstance_agent::run(settings, parts, Control::new()).await;
+/// # }
+/// ```
+pub async fn run(settings: Settings, parts: Components, control: Control) {
+    let dir = IdentityDir::new(&settings.identity);
+    let session_id = hex(&*parts.entropy, 16);
+    let mut reports =
+        Reports::new(parts.clock.clone(), dir.clone(), settings.instance, settings.metrics_interval, session_id);
+    let ctx = Context { settings, parts, dir, control };
+    // `Stopped` outside a session: there is nobody to tell, for there is no identity to tell it with.
+    let _ = live(&ctx, &mut reports).await;
+    ctx.control.set(State::Leaving);
+}
+
+enum Step {
+    /// Whether the certificate at hand was refused.
+    Enrol {
+        refused: bool,
+    },
+    Rejoin,
+    Serve,
+    Park {
+        why: String,
+        refused: bool,
+    },
+}
+
+async fn live(ctx: &Context, reports: &mut Reports) -> Result<(), Stopped> {
+    let mut step = Step::Enrol { refused: false };
+    loop {
+        step = match step {
+            Step::Enrol { refused } => {
+                ctx.control.set(State::Enrolling);
+                match enrol(ctx, refused).await? {
+                    Enrolment::Ready => Step::Serve,
+                    Enrolment::Rejoin => Step::Rejoin,
+                    Enrolment::Fatal(why) => Step::Park { why, refused },
+                }
+            }
+            Step::Rejoin => {
+                ctx.control.set(State::Rejoining);
+                match rejoin(ctx).await? {
+                    Enrolment::Ready => Step::Serve,
+                    Enrolment::Rejoin => Step::Rejoin,
+                    Enrolment::Fatal(why) => Step::Park { why, refused: true },
+                }
+            }
+            Step::Serve => match serve(ctx, reports).await {
+                SessionOver::Rejoin => Step::Rejoin,
+                SessionOver::Park(why) => Step::Park { why, refused: true },
+                SessionOver::Left => return Ok(()),
+            },
+            Step::Park { why, refused } => {
+                park(ctx, why).await?;
+                Step::Enrol { refused }
+            }
+        };
+    }
+}
+
+/// Alive and quiet, until a new nonce or CA bundle lies there, or somebody sends SIGHUP.
+async fn park(ctx: &Context, why: String) -> Result<(), Stopped> {
+    tracing::error!(reason = why, "parked: this machine needs a new nonce or CA bundle, or to be replaced");
+    if ctx.parts.console {
+        let line = serde_json::json!({"failed": true, "stage": "registration", "reason": why});
+        eprintln!("nstance-boot: {line}");
+    }
+    let before = ctx.dir.help();
+    ctx.control.set(State::Parked(why));
+    loop {
+        let wait = ctx.unless_stopped(async {
+            tokio::select! {
+                () = ctx.control.reloaded() => true,
+                () = tokio::time::sleep(PARKED_LOOK) => false,
+            }
+        });
+        let reloaded = wait.await?;
+        if reloaded || ctx.dir.help() != before {
+            tracing::info!(reloaded, "trying again");
+            return Ok(());
+        }
+    }
+}

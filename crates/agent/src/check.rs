@@ -1,0 +1,90 @@
+//! `nstance-agent check`: what a person asks first on a machine that did not join.
+
+use std::sync::Arc;
+
+use nstance_core::{ports::clock::Clock as _, time::Timestamp};
+use nstance_identity::{ca::Bundle, nonce::peek_claims, tls::client_config};
+use nstance_rt::{chain::Chain, clock::SystemClock};
+
+use crate::{
+    identity_dir::{IdentityDir, prepare},
+    link::{TcpNet, dial},
+    settings::{Address, Problem, Settings},
+};
+
+/// One line of the answer.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Line {
+    pub ok: bool,
+    pub text: String,
+}
+
+fn good(text: impl Into<String>) -> Line {
+    Line { ok: true, text: text.into() }
+}
+
+fn bad(text: impl Into<String>) -> Line {
+    Line { ok: false, text: text.into() }
+}
+
+/// Looks at everything, in the order the agent would need it. Nothing is changed but that missing directories are made.
+pub async fn check(settings: Result<Settings, Vec<Problem>>) -> Vec<Line> {
+    let settings = match settings {
+        Ok(settings) => settings,
+        Err(problems) => return problems.iter().map(|problem| bad(problem.to_string())).collect(),
+    };
+    let mut lines = vec![good("environment")];
+    match prepare(&settings) {
+        Ok(()) => lines.push(good("directories")),
+        Err(problems) => lines.extend(problems.iter().map(|problem| bad(problem.to_string()))),
+    }
+    let dir = IdentityDir::new(&settings.identity);
+    let now = SystemClock.now();
+    let bundle = dir.ca();
+    lines.push(match &bundle {
+        Ok(bundle) => ca_line(bundle, now),
+        Err(error) => bad(Chain(error).to_string()),
+    });
+    lines.push(identity_line(&dir, now));
+    if let Ok(bundle) = &bundle {
+        for (what, addresses) in [("registration", &settings.registration), ("agent", &settings.agent)] {
+            for address in addresses {
+                lines.push(reach(bundle, what, address).await);
+            }
+        }
+    }
+    lines
+}
+
+fn ca_line(bundle: &Bundle, now: Timestamp) -> Line {
+    let names: Vec<_> = bundle.certificates().iter().map(|it| it.fingerprint.as_str()).collect();
+    let text = format!("CA {}", names.join(" "));
+    if bundle.certificates().iter().all(|it| it.not_after < now) { bad(format!("{text}: expired")) } else { good(text) }
+}
+
+fn identity_line(dir: &IdentityDir, now: Timestamp) -> Line {
+    if let Ok(Some(_)) = dir.certificate() {
+        return good("certificate is there");
+    }
+    match dir.nonce() {
+        Err(error) => bad(Chain(&error).to_string()),
+        Ok(None) => bad("neither certificate nor nonce.jwt: the userdata of this machine did not write one"),
+        Ok(Some(nonce)) => match peek_claims(&nonce) {
+            Err(error) => bad(format!("nonce.jwt: {error}")),
+            Ok(claims) if claims.expires_at < now => bad(format!("nonce.jwt: expired at {}", claims.expires_at)),
+            Ok(claims) => good(format!("nonce for {} until {}", claims.subject, claims.expires_at)),
+        },
+    }
+}
+
+/// A port that asks for a client certificate still completes the handshake's server half, which is all that is asked.
+async fn reach(bundle: &Bundle, what: &str, address: &Address) -> Line {
+    let tls = match client_config(bundle, None, Arc::new(SystemClock)) {
+        Ok(tls) => tls,
+        Err(error) => return bad(Chain(&error).to_string()),
+    };
+    match dial(&TcpNet, &tls, address).await {
+        Ok(_) => good(format!("{what} {address}")),
+        Err(error) => bad(format!("{what} {address}: {}", Chain(&error))),
+    }
+}

@@ -1,0 +1,390 @@
+//! Getting a certificate: with the nonce on the first boot, with the old key after a long sleep.
+//!
+//! The key pair is made once and written before the first call; every try carries the same public key. So an answer
+//! that was lost, or a crash at any point, costs nothing: the server gives the same key a certificate again.
+
+use std::{sync::Arc, time::Duration};
+
+use nstance_core::{
+    ids::{ClusterId, Tenant},
+    time::Timestamp,
+};
+use nstance_identity::{
+    ca::Bundle,
+    keys::KeyPair,
+    nonce::{LEEWAY, peek_claims},
+    peer::{Peer, PeerName},
+    rejoin::RejoinClaim,
+    role::Role,
+    tls::{TlsError, client_config},
+};
+use nstance_proto::v1::{
+    RegisterClientRequest, RegisterClientResponse, RejoinProof, registration_service_client::RegistrationServiceClient,
+};
+use nstance_rt::chain::Chain;
+use rustls::{
+    ClientConfig,
+    pki_types::{CertificateDer, pem::PemObject as _},
+};
+use tokio::time::timeout;
+use tonic::{Request, Status};
+
+use crate::{
+    context::{Context, State, Stopped},
+    health::AGENT_VERSION,
+    identity_dir::{DirError, RejoinCounter},
+    link::{DialError, dial},
+    machine::Addresses,
+    reconnect::{Reconnect, about},
+    refusal::{CallError, Refusal, Verdict},
+    settings::Address,
+};
+
+const CALL_LIMIT: Duration = Duration::from_secs(10);
+
+/// A server we do not trust today may be a server whose CA bundle has not reached us, or an impostor. Neither is
+/// helped by haste.
+const UNTRUSTED_PAUSE: Duration = Duration::from_secs(30);
+
+/// A machine that the server has given up looks again now and then: the record may be wrong, and a person may mend it.
+const DISMISSED_PAUSE: Duration = Duration::from_secs(60);
+
+const DISK_PAUSE: Duration = Duration::from_secs(10);
+
+const REJOIN_CAP: Duration = Duration::from_secs(60);
+
+/// How enrolling came out.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) enum Enrolment {
+    /// A certificate lies in the directory that nobody has refused yet.
+    Ready,
+    /// There is a key and an old certificate, and no better proof: rejoin.
+    Rejoin,
+    /// Nothing will change by asking again.
+    Fatal(String),
+}
+
+/// One failed attempt.
+#[derive(Debug, thiserror::Error)]
+enum AttemptError {
+    #[error(transparent)]
+    Dial(#[from] DialError),
+    #[error("register with {address}")]
+    Call { address: String, source: CallError },
+    #[error("the answer of {address} is not a certificate for this machine and key")]
+    Answer { address: String },
+    #[error(transparent)]
+    Dir(#[from] DirError),
+    #[error("prepare TLS")]
+    Tls(#[from] TlsError),
+}
+
+impl AttemptError {
+    fn refusal(&self) -> Option<&Refusal> {
+        match self {
+            Self::Call { source: CallError::Refused(refusal), .. } => Some(refusal),
+            _ => None,
+        }
+    }
+}
+
+/// The certificate that lies in the directory, if it is this machine's and the key's.
+pub(crate) fn own_certificate(ctx: &Context, key: &KeyPair) -> Option<(Vec<u8>, Peer)> {
+    let chain = ctx.dir.certificate().ok()??;
+    let peer = read_certificate(ctx, key, &chain)?;
+    Some((chain, peer))
+}
+
+fn read_certificate(ctx: &Context, key: &KeyPair, chain: &[u8]) -> Option<Peer> {
+    let leaf = CertificateDer::from_pem_slice(chain).ok()?;
+    let peer = Peer::from_der(&leaf).ok()?;
+    let ours = matches!(peer.name, PeerName::Agent { instance, .. } if instance == ctx.settings.instance);
+    (ours && peer.public_key == key.public_key()).then_some(peer)
+}
+
+/// Brings a certificate into the directory. `refused` tells that the one there was turned down, however young it is.
+pub(crate) async fn enrol(ctx: &Context, refused: bool) -> Result<Enrolment, Stopped> {
+    loop {
+        match enrol_once(ctx, refused).await {
+            Ok(enrolment) => return Ok(enrolment),
+            Err(Hindrance::Stopped) => return Err(Stopped),
+            Err(Hindrance::Dir(error @ DirError::Key { .. })) => {
+                return Ok(Enrolment::Fatal(Chain(&error).to_string()));
+            }
+            Err(Hindrance::Dir(error)) => {
+                // A full or read-only disk may be mended; a machine must not need a restart for it.
+                tracing::warn!(error = %Chain(&error), "cannot enrol yet");
+                ctx.pause(about(DISK_PAUSE, ctx.entropy())).await?;
+            }
+        }
+    }
+}
+
+/// What keeps enrolling from coming to an end of its own.
+enum Hindrance {
+    Stopped,
+    Dir(DirError),
+}
+
+impl From<Stopped> for Hindrance {
+    fn from(_: Stopped) -> Self {
+        Self::Stopped
+    }
+}
+
+impl From<DirError> for Hindrance {
+    fn from(error: DirError) -> Self {
+        Self::Dir(error)
+    }
+}
+
+async fn enrol_once(ctx: &Context, refused: bool) -> Result<Enrolment, Hindrance> {
+    let key = match ctx.dir.key()? {
+        Some(key) => key,
+        None => {
+            let key = KeyPair::generate(ctx.entropy());
+            ctx.dir.write_key(&key)?;
+            key
+        }
+    };
+    let known = own_certificate(ctx, &key);
+    if let Some((_, peer)) = &known
+        && !refused
+        && ctx.now() <= peer.not_after
+    {
+        ctx.dir.remove_nonce()?;
+        return Ok(Enrolment::Ready);
+    }
+    let nonce = ctx.dir.nonce()?;
+    let claims = nonce.as_deref().map(peek_claims);
+    match (nonce, claims) {
+        // Beside an old certificate, a nonce counts only while it is good: it may be left from the first boot.
+        (Some(nonce), Some(Ok(claims))) if known.is_none() || ctx.now() <= claims.expires_at => {
+            if let Some(hash) = &claims.config_hash
+                && ctx.dir.config_hash().is_none()
+            {
+                ctx.dir.write_config_hash(hash)?;
+            }
+            ctx.dir.write_cluster(&claims.cluster)?;
+            Ok(register(ctx, &key, &nonce, claims.expires_at.plus(LEEWAY)).await?)
+        }
+        _ if known.is_some() => Ok(Enrolment::Rejoin),
+        (Some(_), Some(Err(error))) => Ok(Enrolment::Fatal(format!("nonce.jwt is malformed: {error}"))),
+        _ => Ok(Enrolment::Fatal("there is neither a certificate nor nonce.jwt".to_owned())),
+    }
+}
+
+/// Registers with the nonce, for as long as it is good. The machine's clock has no say before the first try: it may be
+/// wrong, and the server's decides.
+async fn register(ctx: &Context, key: &KeyPair, nonce: &str, good_until: Timestamp) -> Result<Enrolment, Stopped> {
+    let mut waits = Waits::new(ctx, None);
+    loop {
+        let request = |request| RegisterClientRequest { registration_nonce_jwt: nonce.to_owned(), ..request };
+        match round(ctx, key, &request, Refusal::on_registration).await? {
+            Ok(()) => {
+                if let Err(error) = ctx.dir.remove_nonce() {
+                    // It is used up, and the next start tries again to remove it.
+                    tracing::warn!(error = %Chain(&error), "used nonce not removed");
+                }
+                return Ok(Enrolment::Ready);
+            }
+            Err(failed) => match failed.verdict {
+                Verdict::Park => return Ok(Enrolment::Fatal(failed.text())),
+                _ if good_until < ctx.now() => return Ok(Enrolment::Fatal("registration-expired".to_owned())),
+                _ => waits.after(ctx, &failed).await?,
+            },
+        }
+    }
+}
+
+/// Gets a new certificate for the old key. The counter is on disk before it is on the wire.
+pub(crate) async fn rejoin(ctx: &Context) -> Result<Enrolment, Stopped> {
+    let Ok(Some(key)) = ctx.dir.key() else { return Ok(Enrolment::Fatal("identity.key is gone".to_owned())) };
+    let tenant: Option<Tenant> = own_certificate(ctx, &key).and_then(|(_, peer)| peer.tenant().cloned());
+    let cluster: Option<ClusterId> = ctx.dir.cluster().and_then(|text| text.parse().ok());
+    let (Some(tenant), Some(cluster)) = (tenant, cluster) else {
+        return Ok(Enrolment::Fatal("the old certificate or cluster.id is gone; a new nonce is needed".to_owned()));
+    };
+    let client_id = ctx.settings.instance.to_string();
+    let mut waits = Waits::new(ctx, Some(REJOIN_CAP));
+    let counter = loop {
+        let stored = ctx.dir.rejoin_counter().and_then(|counter| {
+            let counter = counter.next();
+            ctx.dir.write_rejoin_counter(RejoinCounter::Sent(counter)).map(|()| counter)
+        });
+        match stored {
+            Ok(counter) => break counter,
+            Err(error) => {
+                tracing::warn!(error = %Chain(&error), "cannot rejoin yet");
+                ctx.pause(about(DISK_PAUSE, ctx.entropy())).await?;
+            }
+        }
+    };
+    let claim = RejoinClaim { cluster: &cluster, role: Role::Agent, tenant: &tenant, client_id: &client_id, counter };
+    let proof =
+        RejoinProof { client_id: client_id.clone(), tenant: tenant.to_string(), counter, signature: claim.sign(&key) };
+    loop {
+        let request = |request| RegisterClientRequest { rejoin: Some(proof.clone()), ..request };
+        match round(ctx, &key, &request, Refusal::on_rejoin).await? {
+            Ok(()) => {
+                if let Err(error) = ctx.dir.write_rejoin_counter(RejoinCounter::Done(counter)) {
+                    // Only a repeated counter, which the server knows how to answer.
+                    tracing::warn!(error = %Chain(&error), "rejoin counter not closed");
+                }
+                return Ok(Enrolment::Ready);
+            }
+            Err(failed) => match failed.verdict {
+                Verdict::Park => return Ok(Enrolment::Fatal(failed.text())),
+                Verdict::Dismiss => {
+                    ctx.control.set(State::Dismissed);
+                    ctx.pause(about(DISMISSED_PAUSE, ctx.entropy())).await?;
+                }
+                _ => {
+                    ctx.control.set(State::Rejoining);
+                    waits.after(ctx, &failed).await?;
+                }
+            },
+        }
+    }
+}
+
+/// What one round over all addresses came to.
+struct Failed {
+    verdict: Verdict,
+    untrusted: bool,
+    retry: Option<Duration>,
+    error: AttemptError,
+}
+
+impl Failed {
+    fn text(&self) -> String {
+        match self.error.refusal() {
+            Some(refusal) => format!("{}: {}", refusal.reason, refusal.message),
+            None => Chain(&self.error).to_string(),
+        }
+    }
+}
+
+/// Tries every address once, in order. A final word ends the round; anything else goes on to the next address.
+async fn round(
+    ctx: &Context,
+    key: &KeyPair,
+    request: &(dyn Fn(RegisterClientRequest) -> RegisterClientRequest + Sync),
+    judge: fn(&Refusal) -> Verdict,
+) -> Result<Result<(), Failed>, Stopped> {
+    let mut failed: Option<Failed> = None;
+    for address in &ctx.settings.registration {
+        let attempt = async {
+            let bundle = ctx.dir.ca()?;
+            let tls = client_config(&bundle, None, ctx.parts.clock.clone())?;
+            let answer = call(ctx, key, &tls, address, request).await?;
+            accept(ctx, key, &bundle, address, &answer)
+        };
+        let Err(error) = ctx.unless_stopped(attempt).await? else { return Ok(Ok(())) };
+        tracing::debug!(%address, error = %Chain(&error), "registration attempt failed");
+        let verdict = error.refusal().map_or(Verdict::Retry, judge);
+        let untrusted = matches!(error, AttemptError::Dial(DialError::Untrusted { .. }));
+        let retry = error.refusal().and_then(|refusal| refusal.retry);
+        let earlier = failed.take();
+        let now = Failed {
+            verdict,
+            untrusted: untrusted && earlier.as_ref().is_none_or(|it| it.untrusted),
+            retry: retry.or(earlier.as_ref().and_then(|it| it.retry)),
+            error,
+        };
+        if matches!(verdict, Verdict::Park | Verdict::Dismiss) {
+            return Ok(Err(now));
+        }
+        // Of several failures, what a server said is worth more than that another was not there.
+        failed = match earlier {
+            Some(earlier) if earlier.error.refusal().is_some() && now.error.refusal().is_none() => {
+                Some(Failed { untrusted: false, ..earlier })
+            }
+            _ => Some(now),
+        };
+    }
+    Ok(Err(failed.expect("settings hold at least one address")))
+}
+
+async fn call(
+    ctx: &Context,
+    key: &KeyPair,
+    tls: &Arc<ClientConfig>,
+    address: &Address,
+    request: &(dyn Fn(RegisterClientRequest) -> RegisterClientRequest + Sync),
+) -> Result<RegisterClientResponse, AttemptError> {
+    let link = dial(&*ctx.parts.net, tls, address).await?;
+    let addresses = Addresses::detect(&ctx.settings.overrides, link.local.map(|local| local.ip()));
+    let message = request(RegisterClientRequest {
+        public_key_pem: key.public_key_pem().into_bytes(),
+        private_ipv4: addresses.ipv4,
+        private_ipv6: addresses.ipv6,
+        hostname: addresses.hostname,
+        fqdn: addresses.fqdn,
+        client_version: AGENT_VERSION.to_owned(),
+        ..Default::default()
+    });
+    let mut message = Request::new(message);
+    message.set_timeout(CALL_LIMIT);
+    let mut client = RegistrationServiceClient::new(link.channel);
+    let answer = timeout(CALL_LIMIT, client.register_agent(message))
+        .await
+        .unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer in time")));
+    answer
+        .map(tonic::Response::into_inner)
+        .map_err(|status| AttemptError::Call { address: address.to_string(), source: status.into() })
+}
+
+/// Keeps what a good answer brought. The certificate comes last: once it lies there, everything it needs does.
+fn accept(
+    ctx: &Context,
+    key: &KeyPair,
+    present: &Bundle,
+    address: &Address,
+    answer: &RegisterClientResponse,
+) -> Result<(), AttemptError> {
+    let Some(peer) = read_certificate(ctx, key, &answer.client_certificate_pem) else {
+        return Err(AttemptError::Answer { address: address.to_string() });
+    };
+    if !answer.cluster_id.is_empty() {
+        ctx.dir.write_cluster(&answer.cluster_id)?;
+    }
+    if !answer.ca_bundle_pem.is_empty() && answer.ca_bundle_pem != present.pem().as_bytes() {
+        match Bundle::parse(&answer.ca_bundle_pem) {
+            Ok(newer) if present.may_become(&newer) => ctx.dir.write_ca(&newer)?,
+            Ok(_) => tracing::warn!(%address, "CA bundle of the answer shares nothing with ours, not taken"),
+            Err(error) => tracing::warn!(%address, error = %Chain(&error), "CA bundle of the answer not readable"),
+        }
+    }
+    ctx.dir.write_certificate(&answer.client_certificate_pem)?;
+    tracing::info!(%address, serial = peer.serial, not_after = %peer.not_after, "certificate received");
+    Ok(())
+}
+
+/// The waits between rounds, and one log line per kind of failure.
+struct Waits {
+    reconnect: Reconnect,
+    last: String,
+}
+
+impl Waits {
+    fn new(ctx: &Context, cap: Option<Duration>) -> Self {
+        let now = ctx.parts.clock.monotonic();
+        let reconnect = cap.map_or_else(|| Reconnect::new(now), |cap| Reconnect::with_cap(now, cap));
+        Self { reconnect, last: String::new() }
+    }
+
+    async fn after(&mut self, ctx: &Context, failed: &Failed) -> Result<(), Stopped> {
+        let text = Chain(&failed.error).to_string();
+        if self.last != text {
+            tracing::warn!(error = text, "not registered yet");
+            self.last = text;
+        }
+        let wait = if failed.untrusted {
+            about(UNTRUSTED_PAUSE, ctx.entropy())
+        } else {
+            self.reconnect.failed(failed.retry, ctx.parts.clock.monotonic(), ctx.entropy())
+        };
+        ctx.pause(wait).await
+    }
+}

@@ -1,0 +1,333 @@
+//! The directory that holds who this machine is: CA bundle, nonce, key, certificate.
+//!
+//! Every file is written beside its place, synced, given its mode and only then renamed over the old one, and the
+//! directory is synced after it. So a reader, or this process after a crash at any point, sees the old file or the new
+//! one, whole and with its final mode.
+
+use std::{
+    fs::{self, DirBuilder, File, OpenOptions, Permissions},
+    io::{self, Write as _},
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    path::{Path, PathBuf},
+};
+
+use nstance_identity::{
+    ca::{Bundle, CaError},
+    keys::{KeyError, KeyPair},
+};
+use zeroize::Zeroizing;
+
+use crate::settings::{Directory, Problem, Settings};
+
+const CA: &str = "ca.crt";
+const NONCE: &str = "nonce.jwt";
+const KEY: &str = "identity.key";
+const CERTIFICATE: &str = "identity.crt";
+const CONFIG_HASH: &str = "config.hash";
+const REJOIN_COUNTER: &str = "rejoin.counter";
+/// The cluster's id. A rejoin proof is bound to it, and neither key nor certificate says it.
+const CLUSTER: &str = "cluster.id";
+
+#[derive(Debug, thiserror::Error)]
+pub enum DirError {
+    #[error("read {}", path.display())]
+    Read { path: PathBuf, source: io::Error },
+    #[error("write {}", path.display())]
+    Write { path: PathBuf, source: io::Error },
+    #[error("{} is not a CA bundle", path.display())]
+    Ca { path: PathBuf, source: CaError },
+    #[error("{} cannot be used; remove it and give this machine a new nonce", path.display())]
+    Key { path: PathBuf, source: KeyError },
+}
+
+/// How far a rejoin got: the counter is written before it is sent, and again once its answer is safe.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum RejoinCounter {
+    /// This one was sent; whether it was heard is not known. It is sent again, with the same proof.
+    Sent(u64),
+    /// This one is over.
+    Done(u64),
+}
+
+impl RejoinCounter {
+    /// The counter to send now.
+    pub fn next(self) -> u64 {
+        match self {
+            Self::Sent(counter) => counter,
+            Self::Done(counter) => counter.saturating_add(1),
+        }
+    }
+}
+
+#[derive(Debug, Clone)]
+pub struct IdentityDir {
+    path: PathBuf,
+    mode: u32,
+}
+
+impl IdentityDir {
+    pub fn new(directory: &Directory) -> Self {
+        Self { path: directory.path.clone(), mode: directory.file_mode }
+    }
+
+    pub fn ca(&self) -> Result<Bundle, DirError> {
+        let path = self.path.join(CA);
+        let bytes = fs::read(&path).map_err(|source| DirError::Read { path: path.clone(), source })?;
+        Bundle::parse(&bytes).map_err(|source| DirError::Ca { path, source })
+    }
+
+    pub fn write_ca(&self, bundle: &Bundle) -> Result<(), DirError> {
+        self.write(CA, bundle.pem().as_bytes(), 0o644)
+    }
+
+    /// The nonce, if one lies there.
+    pub fn nonce(&self) -> Result<Option<String>, DirError> {
+        Ok(self.read(NONCE)?.map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned()))
+    }
+
+    pub fn remove_nonce(&self) -> Result<(), DirError> {
+        let path = self.path.join(NONCE);
+        match fs::remove_file(&path) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            done => done.and_then(|()| sync_directory(&self.path)).map_err(|source| DirError::Write { path, source }),
+        }
+    }
+
+    pub fn key(&self) -> Result<Option<KeyPair>, DirError> {
+        let Some(bytes) = self.read(KEY)?.map(Zeroizing::new) else { return Ok(None) };
+        let key = KeyPair::from_pkcs8_pem(&bytes);
+        key.map(Some).map_err(|source| DirError::Key { path: self.path.join(KEY), source })
+    }
+
+    pub fn write_key(&self, key: &KeyPair) -> Result<(), DirError> {
+        self.write(KEY, key.to_pkcs8_pem().as_bytes(), self.mode)
+    }
+
+    pub fn certificate(&self) -> Result<Option<Vec<u8>>, DirError> {
+        self.read(CERTIFICATE)
+    }
+
+    pub fn write_certificate(&self, chain_pem: &[u8]) -> Result<(), DirError> {
+        self.write(CERTIFICATE, chain_pem, self.mode)
+    }
+
+    /// The hash of the configuration that was last applied in full.
+    pub fn config_hash(&self) -> Option<String> {
+        let bytes = self.read(CONFIG_HASH).ok()??;
+        Some(String::from_utf8_lossy(&bytes).trim().to_owned()).filter(|hash| !hash.is_empty())
+    }
+
+    pub fn write_config_hash(&self, hash: &str) -> Result<(), DirError> {
+        self.write(CONFIG_HASH, hash.as_bytes(), self.mode)
+    }
+
+    pub fn cluster(&self) -> Option<String> {
+        let bytes = self.read(CLUSTER).ok()??;
+        Some(String::from_utf8_lossy(&bytes).trim().to_owned())
+    }
+
+    pub fn write_cluster(&self, cluster: &str) -> Result<(), DirError> {
+        self.write(CLUSTER, cluster.as_bytes(), 0o644)
+    }
+
+    pub fn rejoin_counter(&self) -> Result<RejoinCounter, DirError> {
+        let Some(bytes) = self.read(REJOIN_COUNTER)? else { return Ok(RejoinCounter::Done(0)) };
+        let text = String::from_utf8_lossy(&bytes);
+        let mut words = text.split_whitespace();
+        // What cannot be read counts as zero: the server refuses a counter it has seen, and a person looks.
+        let counter = words.next().and_then(|word| word.parse().ok()).unwrap_or(0);
+        Ok(if words.next() == Some("sent") { RejoinCounter::Sent(counter) } else { RejoinCounter::Done(counter) })
+    }
+
+    pub fn write_rejoin_counter(&self, counter: RejoinCounter) -> Result<(), DirError> {
+        let text = match counter {
+            RejoinCounter::Sent(counter) => format!("{counter} sent\n"),
+            RejoinCounter::Done(counter) => format!("{counter}\n"),
+        };
+        self.write(REJOIN_COUNTER, text.as_bytes(), 0o600)
+    }
+
+    /// What a person changes to help a parked agent; compared, never kept.
+    pub(crate) fn help(&self) -> (Option<Vec<u8>>, Option<Vec<u8>>) {
+        (self.read(NONCE).unwrap_or(None), self.read(CA).unwrap_or(None))
+    }
+
+    fn read(&self, name: &str) -> Result<Option<Vec<u8>>, DirError> {
+        let path = self.path.join(name);
+        match fs::read(&path) {
+            Ok(bytes) => Ok(Some(bytes)),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(None),
+            Err(source) => Err(DirError::Read { path, source }),
+        }
+    }
+
+    fn write(&self, name: &str, content: &[u8], mode: u32) -> Result<(), DirError> {
+        write_atomically(&self.path.join(name), content, mode)
+            .map_err(|source| DirError::Write { path: self.path.join(name), source })
+    }
+}
+
+/// Replaces `path` by `content`. The temporary file has one fixed name, so a crash leaves at most one behind, and the
+/// next write takes it over.
+fn write_atomically(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
+    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
+        return Err(io::ErrorKind::InvalidInput.into());
+    };
+    let mut temporary = std::ffi::OsString::from(".");
+    temporary.push(name);
+    temporary.push(".tmp");
+    let temporary = directory.join(temporary);
+    match fs::remove_file(&temporary) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    // Nobody else may open it before it has its final mode.
+    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
+    file.write_all(content)?;
+    file.set_permissions(Permissions::from_mode(mode))?;
+    file.sync_all()?;
+    drop(file);
+    fs::rename(&temporary, path)?;
+    sync_directory(directory)
+}
+
+fn sync_directory(path: &Path) -> io::Result<()> {
+    File::open(path)?.sync_all()
+}
+
+/// Makes the three directories, or says what is wrong with those that are there.
+pub fn prepare(settings: &Settings) -> Result<(), Vec<Problem>> {
+    let wanted = [
+        ("IDENTITY_DIR", &settings.identity, 0o700),
+        ("KEYS_DIR", &settings.keys, 0o700),
+        ("RECV_DIR", &settings.recv, 0o750),
+    ];
+    let problems: Vec<Problem> = wanted
+        .into_iter()
+        .filter_map(|(name, directory, mode)| {
+            let why = prepare_one(&directory.path, mode).err()?;
+            Some(Problem::new(name, format!("{}: {why}", directory.path.display())))
+        })
+        .collect();
+    if problems.is_empty() { Ok(()) } else { Err(problems) }
+}
+
+fn prepare_one(path: &Path, mode: u32) -> Result<(), String> {
+    match fs::metadata(path) {
+        Ok(found) if !found.is_dir() => return Err("is not a directory".to_owned()),
+        Ok(found) if found.mode() & 0o022 != 0 => {
+            return Err(format!("can be written by others (mode {:04o}); use {mode:04o}", found.mode() & 0o7777));
+        }
+        Ok(_) => {}
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            DirBuilder::new()
+                .recursive(true)
+                .mode(mode)
+                .create(path)
+                .map_err(|error| format!("cannot be made: {error}"))?;
+            // The umask may have taken bits away.
+            fs::set_permissions(path, Permissions::from_mode(mode))
+                .map_err(|error| format!("cannot be set up: {error}"))?;
+        }
+        Err(error) => return Err(format!("cannot be looked at: {error}")),
+    }
+    let probe = path.join(".probe.tmp");
+    File::create(&probe).and_then(|_| fs::remove_file(&probe)).map_err(|error| format!("cannot be written: {error}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use nstance_rt::entropy::SeededEntropy;
+
+    use super::*;
+
+    fn directory() -> (tempfile::TempDir, IdentityDir) {
+        let outer = tempfile::tempdir().unwrap();
+        let dir = IdentityDir { path: outer.path().to_owned(), mode: 0o600 };
+        (outer, dir)
+    }
+
+    fn mode(path: &Path) -> u32 {
+        fs::metadata(path).unwrap().mode() & 0o777
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_has_its_mode() {
+        let (outer, dir) = directory();
+        assert!(dir.key().unwrap().is_none());
+        let key = KeyPair::generate(&SeededEntropy::new(1));
+        dir.write_key(&key).unwrap();
+        assert_eq!(dir.key().unwrap().unwrap().public_key(), key.public_key());
+        assert_eq!(mode(&outer.path().join(KEY)), 0o600);
+        dir.write_cluster("demo").unwrap();
+        assert_eq!(mode(&outer.path().join(CLUSTER)), 0o644);
+        assert_eq!(dir.config_hash(), None);
+        dir.write_config_hash("sha256:00").unwrap();
+        assert_eq!(dir.config_hash().as_deref(), Some("sha256:00"));
+        let names: Vec<_> = fs::read_dir(outer.path()).unwrap().map(|it| it.unwrap().file_name()).collect();
+        assert_eq!(names.len(), 3, "{names:?}");
+    }
+
+    #[test]
+    fn file_left_by_a_crash_is_taken_over() {
+        let (outer, dir) = directory();
+        fs::write(outer.path().join(".cluster.id.tmp"), "half").unwrap();
+        dir.write_cluster("demo").unwrap();
+        assert_eq!(dir.cluster().as_deref(), Some("demo"));
+        assert!(!outer.path().join(".cluster.id.tmp").exists());
+    }
+
+    #[test]
+    fn reader_never_sees_a_torn_file() {
+        let (outer, dir) = directory();
+        let (a, b) = ("a".repeat(8192), "b".repeat(8192));
+        dir.write_cluster(&a).unwrap();
+        let path = outer.path().join(CLUSTER);
+        std::thread::scope(|scope| {
+            let writer = scope.spawn(|| {
+                for n in 0..200 {
+                    dir.write_cluster(if n % 2 == 0 { &b } else { &a }).unwrap();
+                }
+            });
+            while !writer.is_finished() {
+                let seen = fs::read_to_string(&path).unwrap();
+                assert!(seen == a || seen == b);
+                assert_eq!(mode(&path), 0o644);
+            }
+        });
+    }
+
+    #[test]
+    fn nonce_goes_and_may_go_twice() {
+        let (outer, dir) = directory();
+        fs::write(outer.path().join(NONCE), " token\n").unwrap();
+        assert_eq!(dir.nonce().unwrap().as_deref(), Some("token"));
+        dir.remove_nonce().unwrap();
+        dir.remove_nonce().unwrap();
+        assert_eq!(dir.nonce().unwrap(), None);
+    }
+
+    #[test]
+    fn unanswered_rejoin_is_repeated_with_its_counter() {
+        let (_outer, dir) = directory();
+        assert_eq!(dir.rejoin_counter().unwrap().next(), 1);
+        dir.write_rejoin_counter(RejoinCounter::Sent(1)).unwrap();
+        assert_eq!(dir.rejoin_counter().unwrap().next(), 1);
+        dir.write_rejoin_counter(RejoinCounter::Done(1)).unwrap();
+        assert_eq!(dir.rejoin_counter().unwrap().next(), 2);
+    }
+
+    #[test]
+    fn directories_are_made_closed_and_open_ones_are_refused() {
+        let outer = tempfile::tempdir().unwrap();
+        let made = outer.path().join("a/b");
+        prepare_one(&made, 0o700).unwrap();
+        assert_eq!(mode(&made), 0o700);
+        prepare_one(&made, 0o700).unwrap();
+        fs::set_permissions(&made, Permissions::from_mode(0o770)).unwrap();
+        assert!(prepare_one(&made, 0o700).unwrap_err().contains("0770"));
+        let file = outer.path().join("file");
+        fs::write(&file, "").unwrap();
+        assert!(prepare_one(&file, 0o700).is_err());
+    }
+}

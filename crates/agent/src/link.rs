@@ -1,0 +1,114 @@
+//! One connection: socket, TLS, HTTP/2.
+//!
+//! The handshake is done here, before the HTTP/2 client sees the stream, for two reasons: a failure keeps its meaning
+//! (refused, silent, not trusted), and the client cannot dial again behind our back. When the connection is gone, it is
+//! gone, and the rules of reconnecting decide.
+
+use std::{io, net::SocketAddr, sync::Arc, sync::Mutex, time::Duration};
+
+use async_trait::async_trait;
+use hyper_util::rt::TokioIo;
+use nstance_identity::tls::is_untrusted_server;
+use rustls::{ClientConfig, pki_types::ServerName};
+use tokio::{
+    io::{AsyncRead, AsyncWrite},
+    net::TcpStream,
+    time::timeout,
+};
+use tokio_rustls::TlsConnector;
+use tonic::transport::{Channel, Endpoint, Uri};
+use tower::service_fn;
+
+use crate::settings::Address;
+
+/// A host that does not answer must not hold up the next address for long.
+const CONNECT_LIMIT: Duration = Duration::from_secs(2);
+
+const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
+
+const KEEPALIVE: Duration = Duration::from_secs(10);
+const KEEPALIVE_LIMIT: Duration = Duration::from_secs(5);
+
+#[derive(Debug, thiserror::Error)]
+pub enum DialError {
+    #[error("connect to {address}")]
+    Connect { address: String, source: io::Error },
+    #[error("no TLS handshake with {address}")]
+    Handshake { address: String, source: io::Error },
+    #[error("the server at {address} is not trusted; check ca.crt, and whether the address is really its")]
+    Untrusted { address: String, source: io::Error },
+    #[error("no HTTP/2 with {address}")]
+    Http { address: String, source: tonic::transport::Error },
+}
+
+/// A byte stream and the address it leaves from.
+pub struct Socket {
+    pub stream: Box<dyn Stream>,
+    pub local: Option<SocketAddr>,
+}
+
+pub trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// Where sockets come from; a test or a simulation brings its own.
+#[async_trait]
+pub trait Net: Send + Sync {
+    async fn connect(&self, address: &Address) -> io::Result<Socket>;
+}
+
+/// The machine's network.
+#[derive(Debug, Default, Clone, Copy)]
+pub struct TcpNet;
+
+#[async_trait]
+impl Net for TcpNet {
+    async fn connect(&self, address: &Address) -> io::Result<Socket> {
+        let stream = TcpStream::connect((address.host.as_str(), address.port)).await?;
+        // Reports are small and urgent; waiting to fill a packet would cost more than the packet.
+        stream.set_nodelay(true)?;
+        let local = stream.local_addr().ok();
+        Ok(Socket { stream: Box::new(stream), local })
+    }
+}
+
+/// An open connection.
+pub struct Link {
+    pub channel: Channel,
+    pub local: Option<SocketAddr>,
+}
+
+pub async fn dial(net: &dyn Net, tls: &Arc<ClientConfig>, address: &Address) -> Result<Link, DialError> {
+    let shown = || address.to_string();
+    let late = || io::Error::from(io::ErrorKind::TimedOut);
+    let Socket { stream, local } = timeout(CONNECT_LIMIT, net.connect(address))
+        .await
+        .unwrap_or_else(|_| Err(late()))
+        .map_err(|source| DialError::Connect { address: shown(), source })?;
+    let name = ServerName::try_from(address.host.clone())
+        .map_err(|error| DialError::Connect { address: shown(), source: io::Error::other(error) })?;
+    let handshake = TlsConnector::from(tls.clone()).connect(name, stream);
+    let stream = timeout(HANDSHAKE_LIMIT, handshake).await.unwrap_or_else(|_| Err(late())).map_err(|source| {
+        if is_untrusted_server(&source) {
+            DialError::Untrusted { address: shown(), source }
+        } else {
+            DialError::Handshake { address: shown(), source }
+        }
+    })?;
+    let once = Mutex::new(Some(TokioIo::new(stream)));
+    let connector = service_fn(move |_: Uri| {
+        let stream = once.lock().ok().and_then(|mut once| once.take());
+        async move { stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
+    });
+    // The scheme is plain because TLS is already spoken; the name is the host's, as the server expects.
+    let endpoint = Endpoint::from_shared(format!("http://{address}"))
+        .map_err(|source| DialError::Http { address: shown(), source })?
+        .http2_keep_alive_interval(KEEPALIVE)
+        .keep_alive_timeout(KEEPALIVE_LIMIT)
+        .keep_alive_while_idle(true);
+    let channel = timeout(HANDSHAKE_LIMIT, endpoint.connect_with_connector(connector))
+        .await
+        .map_err(|_| DialError::Handshake { address: shown(), source: late() })?
+        .map_err(|source| DialError::Http { address: shown(), source })?;
+    Ok(Link { channel, local })
+}

@@ -1,0 +1,101 @@
+//! Notices: the machine is about to go, or the agent is. Only the stop signal's part stands here so far; the clouds'
+//! notices come with the metadata watch.
+
+use std::{
+    fs,
+    path::Path,
+    process::{Command, Stdio},
+    time::Duration,
+};
+
+use nstance_core::time::Timestamp;
+use tokio::time::{sleep, timeout};
+
+use crate::settings::LeaveOnStop;
+
+/// How long the service manager may take to answer; the notice matters more than its precision.
+const ASK_LIMIT: Duration = Duration::from_millis(20);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Action {
+    /// The machine goes down.
+    Shutdown,
+    /// The agent alone goes, and is expected back.
+    Leave,
+}
+
+impl Action {
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Shutdown => "shutdown",
+            Self::Leave => "leave",
+        }
+    }
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notice {
+    pub action: Action,
+    pub deadline: Option<Timestamp>,
+    pub detected_at: Timestamp,
+    pub id: String,
+}
+
+/// What a stop signal means here and now. Whoever cannot tell says `shutdown`: the server asks the provider before it
+/// believes it, whereas a shutdown taken for a restart would leave a hole until a deadline passes.
+pub async fn stop_action(setting: LeaveOnStop) -> Action {
+    match setting {
+        LeaveOnStop::Always => Action::Shutdown,
+        LeaveOnStop::Never => Action::Leave,
+        LeaveOnStop::Auto => {
+            let systemd = fs::read_to_string("/proc/1/comm").is_ok_and(|name| name.trim() == "systemd");
+            if !systemd || going_down(Path::new("/run")) {
+                return Action::Shutdown;
+            }
+            match timeout(ASK_LIMIT, ask_systemd()).await {
+                Ok(Some(state)) if state != "stopping" => Action::Leave,
+                _ => Action::Shutdown,
+            }
+        }
+    }
+}
+
+/// Signs that systemd leaves when the machine goes down.
+fn going_down(run: &Path) -> bool {
+    ["nologin", "systemd/shutdown/scheduled"].iter().any(|name| run.join(name).exists())
+}
+
+async fn ask_systemd() -> Option<String> {
+    let mut child = Command::new("systemctl")
+        .arg("is-system-running")
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::null())
+        .spawn()
+        .ok()?;
+    // Looked at rather than waited for: a process of two seconds' remaining life needs no machinery for children.
+    while child.try_wait().ok()?.is_none() {
+        sleep(Duration::from_millis(1)).await;
+    }
+    let output = child.wait_with_output().ok()?;
+    Some(String::from_utf8_lossy(&output.stdout).trim().to_owned()).filter(|state| !state.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn setting_decides_what_a_stop_means() {
+        assert_eq!(stop_action(LeaveOnStop::Always).await, Action::Shutdown);
+        assert_eq!(stop_action(LeaveOnStop::Never).await, Action::Leave);
+    }
+
+    #[test]
+    fn signs_of_a_shutdown_are_seen() {
+        let run = tempfile::tempdir().unwrap();
+        assert!(!going_down(run.path()));
+        fs::write(run.path().join("nologin"), "").unwrap();
+        assert!(going_down(run.path()));
+    }
+}
