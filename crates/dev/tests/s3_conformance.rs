@@ -1,5 +1,7 @@
 //! What the development object store promises, operation by operation.
 
+#![allow(clippy::unwrap_used, reason = "a helper that fails is a failed test")]
+
 mod s3_common;
 
 use std::{

@@ -1,5 +1,7 @@
 //! Conditional operations under contention: one history, no lost or doubled write.
 
+#![allow(clippy::unwrap_used, reason = "a helper that fails is a failed test")]
+
 mod s3_common;
 
 use std::collections::BTreeMap;
@@ -12,7 +14,7 @@ use tokio::{sync::Barrier, task::JoinSet};
 const N_ROUNDS: usize = 20;
 const N_RACERS: usize = 16;
 const N_WRITERS: usize = 64;
-const N_INCREMENTS: usize = 5;
+const N_INCREMENTS: usize = 3;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn of_many_creations_exactly_one_wins() {
@@ -40,7 +42,7 @@ async fn of_many_creations_exactly_one_wins() {
     }
 }
 
-/// Increments a counter by compare-and-swap. Gives back every value that was acknowledged, with its ETag.
+/// Increments a counter by compare-and-swap. Gives back every value that was acknowledged, and by whom.
 async fn count_up(s3: &impl ObjectStore, path: &Path, writer: usize) -> Vec<(u64, usize)> {
     let mut acknowledged = Vec::new();
     while acknowledged.len() < N_INCREMENTS {

@@ -10,7 +10,7 @@
 //! - After `close` nothing becomes visible any more. Blocking threads outlive their cancelled request, and a
 //!   straggler must not write beside the next server on the same directory, whose locks it does not know.
 //!
-//! Locks are taken in the order upload, key, gate, and never two of a kind.
+//! Locks are taken in the order upload, key, door, and never two of a kind.
 //!
 //! User metadata lies in an extended attribute, which the rename carries along. Where the file system has none,
 //! it is lost and a warning says so once.
@@ -117,12 +117,12 @@ pub(super) struct Disk {
     pub(super) etags: Etags,
     keys: Vec<Mutex<()>>,
     pub(super) uploads: Vec<Mutex<()>>,
-    gate: RwLock<Gate>,
+    door: RwLock<Door>,
     n_temp: AtomicU64,
     warned: AtomicBool,
 }
 
-enum Gate {
+enum Door {
     /// Holds the lock that keeps a second server off the directory.
     Open(#[expect(dead_code, reason = "held for its lock, released by dropping it")] File),
     Closed,
@@ -130,7 +130,7 @@ enum Gate {
 
 /// As long as it is held, the store is open and no listing looks.
 pub(super) struct Pass<'a> {
-    _gate: RwLockReadGuard<'a, Gate>,
+    _door: RwLockReadGuard<'a, Door>,
 }
 
 /// A written and synced file that no key names yet. Removed unless it is renamed.
@@ -179,7 +179,7 @@ impl Disk {
             etags: Etags::default(),
             keys: locks(),
             uploads: locks(),
-            gate: RwLock::new(Gate::Open(file)),
+            door: RwLock::new(Door::Open(file)),
             n_temp: AtomicU64::new(0),
             warned: AtomicBool::new(false),
         })
@@ -187,7 +187,7 @@ impl Disk {
 
     /// From here on nothing becomes visible, and the directory is free for another server.
     pub(super) fn close(&self) {
-        *self.gate.write().unwrap_or_else(PoisonError::into_inner) = Gate::Closed;
+        *self.door.write().unwrap_or_else(PoisonError::into_inner) = Door::Closed;
     }
 
     pub(super) fn get(&self, key: &Key) -> DiskResult<Object> {
@@ -222,7 +222,7 @@ impl Disk {
         let plain = key.plain_path(&self.root);
         {
             let _key = self.lock_key(key);
-            let _gate = self.pass()?;
+            let _pass = self.pass()?;
             let Some(_) = self.check(key, conditions)? else { return Ok(()) };
             // The one aside first: were both there, it is the older, and must not show through.
             for path in [&key.aside_path(&self.root), &plain] {
@@ -245,7 +245,7 @@ impl Disk {
     }
 
     pub(super) fn list(&self, query: &Query) -> DiskResult<Page<Listed>> {
-        let _gate = self.gate.write().unwrap_or_else(PoisonError::into_inner);
+        let _shut = self.door.write().unwrap_or_else(PoisonError::into_inner);
         let keys = self.walk(&query.prefix, &query.after)?;
         let page = page(keys.into_iter(), query, |key| key.as_str());
         let mut items = Vec::with_capacity(page.items.len());
@@ -299,7 +299,7 @@ impl Disk {
 
     fn try_commit(&self, key: &Key, temp: &Temp, etag: &str, conditions: &Conditions) -> DiskResult<Try> {
         let _key = self.lock_key(key);
-        let _gate = self.pass()?;
+        let _pass = self.pass()?;
         self.check(key, conditions)?;
         let mut made = Vec::new();
         if let Some(step) = self.make_parents(key, &mut made)? {
@@ -360,7 +360,7 @@ impl Disk {
     /// Frees the place of `key` for a directory. Readers look in both places, in this order, so they never miss it.
     fn move_aside(&self, key: &Key) -> DiskResult<()> {
         let _key = self.lock_key(key);
-        let _gate = self.pass()?;
+        let _pass = self.pass()?;
         let (plain, aside) = (key.plain_path(&self.root), key.aside_path(&self.root));
         match fs::metadata(&plain) {
             Ok(metadata) if metadata.is_file() => {
@@ -461,10 +461,10 @@ impl Disk {
     }
 
     pub(super) fn pass(&self) -> DiskResult<Pass<'_>> {
-        let gate = self.gate.read().unwrap_or_else(PoisonError::into_inner);
-        match *gate {
-            Gate::Open(_) => Ok(Pass { _gate: gate }),
-            Gate::Closed => Err(DiskError::Closed),
+        let door = self.door.read().unwrap_or_else(PoisonError::into_inner);
+        match *door {
+            Door::Open(_) => Ok(Pass { _door: door }),
+            Door::Closed => Err(DiskError::Closed),
         }
     }
 

@@ -77,7 +77,8 @@ impl Etags {
 
     /// Notes the ETag of a file that was just written, so that it need not be read back for it.
     pub(super) fn note(&self, path: &Path, metadata: &Metadata, etag: &str) {
-        self.learn(path, Version::of(metadata), etag, Instant::now());
+        let (version, first_seen) = (Version::of(metadata), Instant::now());
+        self.known().insert(path.to_owned(), Known { version, etag: etag.to_owned(), first_seen, settled: false });
     }
 
     pub(super) fn forget(&self, path: &Path) {

@@ -1,7 +1,7 @@
 //! Faults on purpose: rules that say for whom, on what and how the store misbehaves.
 //!
 //! Rules are tried in the order they were added, and what several of them ask for adds up; of answers that exclude
-//! each other the first wins. Nothing here is random: `after` and `times` say exactly which requests are hit, so a
+//! each other the first wins. Nothing here is random: `after`, `share` and `times` say exactly which requests are hit, so a
 //! test can make the second put ambiguous and no other.
 
 use std::{
@@ -33,6 +33,9 @@ pub struct FaultRule {
     /// Lets this many matching requests pass first.
     #[serde(skip_serializing_if = "is_default")]
     pub after: u64,
+    /// Hits only this share of the matching requests, spread evenly: 0.25 is every fourth.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub share: Option<f64>,
     /// Ends after this many requests were hit.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub times: Option<u64>,
@@ -129,6 +132,7 @@ struct Rule {
     rule: FaultRule,
     matched: u64,
     applied: u64,
+    due: f64,
     bucket: Option<Bucket>,
     stale: Option<Arc<Vec<Listed>>>,
 }
@@ -153,7 +157,7 @@ impl Faults {
                 });
                 all.retain(|it| it.id != id);
                 let stale = snapshot.clone().filter(|_| rule.stale_list);
-                all.push(Rule { id, rule, matched: 0, applied: 0, bucket: None, stale });
+                all.push(Rule { id, rule, matched: 0, applied: 0, due: 0.0, bucket: None, stale });
             }
         }
         self.changed.send_modify(|n| *n += 1);
@@ -219,6 +223,11 @@ impl Rule {
         if self.matched <= self.rule.after || spent {
             return;
         }
+        self.due += self.rule.share.unwrap_or(1.0);
+        if self.due < 1.0 {
+            return;
+        }
+        self.due -= 1.0;
         let throttled = self.throttle(now);
         let rule = &self.rule;
         let instead = match rule {
@@ -346,6 +355,15 @@ mod tests {
         let hit: Vec<bool> = (0..5).map(|_| faults.plan("", "GetObject", "k", now).instead.is_some()).collect();
         assert_eq!(hit, [false, true, true, false, false]);
         assert_eq!((faults.show()[0].matched, faults.show()[0].applied), (5, 2));
+    }
+
+    #[test]
+    fn a_share_is_spread_evenly() {
+        let faults = Faults::new();
+        faults.add(vec![FaultRule { share: Some(0.25), status: Some(500), ..FaultRule::default() }], None);
+        let now = Instant::now();
+        let hit: Vec<bool> = (0..8).map(|_| faults.plan("", "GetObject", "k", now).instead.is_some()).collect();
+        assert_eq!(hit, [false, false, false, true, false, false, false, true]);
     }
 
     #[test]

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use data_encoding::HEXLOWER_PERMISSIVE;
 use http_body_util::{BodyExt, LengthLimitError, Limited};
 use hyper::{
-    HeaderMap, Method, Request, Response, StatusCode,
+    Method, Request, Response, StatusCode,
     body::Incoming,
     header::{self, HeaderValue},
     http::request::Parts,
@@ -148,7 +148,6 @@ fn unwrap(parts: &mut Parts, mut body: Bytes) -> S3Result<Bytes> {
         body = whole;
         headers.extend(trailers);
         headers.remove("x-amz-decoded-content-length");
-        keep_other_encodings(headers);
     } else if let Some(claimed) = headers.get("x-amz-content-sha256")
         && let Ok(claimed) = HEXLOWER_PERMISSIVE.decode(claimed.as_bytes())
         && claimed != Sha256::checksum(&body).as_ref()
@@ -161,24 +160,6 @@ fn unwrap(parts: &mut Parts, mut body: Bytes) -> S3Result<Bytes> {
     }
     caller::strip_signature(headers, &mut parts.uri);
     Ok(body)
-}
-
-/// `aws-chunked` is of the transfer; the rest belongs to the object.
-fn keep_other_encodings(headers: &mut HeaderMap) {
-    let kept: Vec<String> = headers
-        .get_all(header::CONTENT_ENCODING)
-        .iter()
-        .filter_map(|value| value.to_str().ok())
-        .flat_map(|value| value.split(','))
-        .map(|encoding| encoding.trim().to_owned())
-        .filter(|encoding| !encoding.is_empty() && !encoding.eq_ignore_ascii_case("aws-chunked"))
-        .collect();
-    headers.remove(header::CONTENT_ENCODING);
-    if let Ok(value) = kept.join(", ").parse()
-        && !kept.is_empty()
-    {
-        headers.insert(header::CONTENT_ENCODING, value);
-    }
 }
 
 /// Gives the answer its id, in the header and in the body of an error, for people who compare logs.

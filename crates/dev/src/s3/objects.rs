@@ -121,14 +121,14 @@ impl Backend {
             sha256: input.checksum_sha256,
         };
         let sums = claims.or_trailers(trailers.and_then(|it| it.take()).as_ref()).verify(&bytes)?;
-        let meta = Meta {
-            content_type: input.content_type,
-            content_encoding: input.content_encoding,
-            content_disposition: input.content_disposition,
-            content_language: input.content_language,
-            cache_control: input.cache_control,
-            user: input.metadata.unwrap_or_default().into_iter().collect(),
-        };
+        let meta = Meta::new(
+            input.content_type,
+            input.content_encoding,
+            input.content_disposition,
+            input.content_language,
+            input.cache_control,
+            input.metadata,
+        );
         let stat = self.run(move |disk| disk.put(&key, &bytes, &meta, &conditions)).await?;
         Ok(S3Response::new(PutObjectOutput {
             e_tag: Some(ETag::Strong(stat.etag)),
@@ -165,14 +165,14 @@ impl Backend {
         let fetched = self.fetch_source(source, want).await?;
         let meta = match replace {
             false => fetched.meta,
-            true => Meta {
-                content_type: input.content_type,
-                content_encoding: input.content_encoding,
-                content_disposition: input.content_disposition,
-                content_language: input.content_language,
-                cache_control: input.cache_control,
-                user: input.metadata.unwrap_or_default().into_iter().collect(),
-            },
+            true => Meta::new(
+                input.content_type,
+                input.content_encoding,
+                input.content_disposition,
+                input.content_language,
+                input.cache_control,
+                input.metadata,
+            ),
         };
         let stat = self.run(move |disk| disk.put(&key, &fetched.bytes, &meta, &conditions)).await?;
         let result = CopyObjectResult {

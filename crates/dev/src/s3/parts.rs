@@ -20,14 +20,14 @@ impl Backend {
     ) -> S3Result<S3Response<CreateMultipartUploadOutput>> {
         let input = req.input;
         let key = self.key(&input.bucket, &input.key)?;
-        let meta = Meta {
-            content_type: input.content_type,
-            content_encoding: input.content_encoding,
-            content_disposition: input.content_disposition,
-            content_language: input.content_language,
-            cache_control: input.cache_control,
-            user: input.metadata.unwrap_or_default().into_iter().collect(),
-        };
+        let meta = Meta::new(
+            input.content_type,
+            input.content_encoding,
+            input.content_disposition,
+            input.content_language,
+            input.cache_control,
+            input.metadata,
+        );
         let id = self.run(move |disk| disk.create_upload(&key, &meta)).await?;
         Ok(S3Response::new(CreateMultipartUploadOutput {
             bucket: Some(input.bucket),

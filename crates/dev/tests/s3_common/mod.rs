@@ -1,6 +1,7 @@
 //! A store of its own for each test, and plain HTTP to speak to it.
 
 #![allow(dead_code, reason = "each test binary uses its own part of this")]
+#![allow(clippy::unwrap_used, reason = "a helper that fails is a failed test")]
 
 use std::sync::Once;
 
