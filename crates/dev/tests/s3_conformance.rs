@@ -14,7 +14,7 @@ use nstance_dev::s3::{S3Options, S3Server};
 use object_store::{
     Error, ObjectStore, ObjectStoreExt, PutMode, PutMultipartOptions, PutOptions, PutPayload, UpdateVersion, path::Path,
 };
-use s3_common::{Store, client, element, elements, etag, header, object_store_at};
+use s3_common::{Store, element, elements, etag, header, object_store_at};
 
 #[tokio::test]
 async fn objects_come_back_as_they_were_put() {
@@ -498,6 +498,17 @@ async fn requests_are_counted_by_operation_and_client() {
 }
 
 #[tokio::test]
+async fn http_2_is_spoken_to_those_who_ask() {
+    let store = Store::start().await;
+    store.put("k", "1").await;
+    let client = reqwest::Client::builder().no_proxy().http2_prior_knowledge().build().unwrap();
+    let at = format!("{}/dev/k", store.server.endpoint());
+    let got = client.get(&at).send().await.unwrap();
+    assert_eq!((got.version(), got.status().as_u16()), (reqwest::Version::HTTP_2, 200));
+    assert_eq!(client.put(&at).header("if-none-match", "*").body("2").send().await.unwrap().status(), 412);
+}
+
+#[tokio::test]
 async fn what_is_not_there_says_so() {
     let store = Store::start().await;
     let answer = store.send("GET", "?policy", &[], "").await;
@@ -522,10 +533,11 @@ async fn a_directory_in_use_and_a_bad_bucket_name_are_refused_at_start() {
 async fn stopping_does_not_wait_for_idle_connections() {
     let store = Store::start().await;
     store.put("a", "1").await; // leaves a connection in the client's pool
-    let began = tokio::time::Instant::now();
+    let (addr, began) = (store.server.addr(), tokio::time::Instant::now());
     store.server.stop().await;
-    assert!(began.elapsed() < std::time::Duration::from_secs(1));
-    assert!(client().get("http://127.0.0.1:9").send().await.is_err());
+    assert!(began.elapsed() < std::time::Duration::from_millis(1900), "the grace period is 2 s");
+    let refused = std::net::TcpStream::connect(addr);
+    assert!(refused.is_err(), "nobody listens any more");
 }
 
 /// Sends bytes as they are, which must ask for the connection to be closed, and gives back the whole answer.
