@@ -186,7 +186,11 @@ impl<'a> Parser<'a> {
                 Some(' ' | '\t' | '\r' | '\n') => {
                     self.bump();
                 }
-                Some('/') if self.rest.starts_with("//") => while self.peek().is_some_and(|c| c != '\n') { self.bump(); },
+                Some('/') if self.rest.starts_with("//") => {
+                    while self.peek().is_some_and(|c| c != '\n') {
+                        self.bump();
+                    }
+                }
                 Some('/') if self.rest.starts_with("/*") => {
                     let start = self.pos;
                     self.bump();
@@ -239,7 +243,11 @@ impl<'a> Parser<'a> {
                 Json::Broken
             }
             Some(_) => {
-                self.fault(pos, "this is no value", "values are strings in double quotes, numbers, true, false, null, objects and lists");
+                self.fault(
+                    pos,
+                    "this is no value",
+                    "values are strings in double quotes, numbers, true, false, null, objects and lists",
+                );
                 self.skip_junk();
                 Json::Broken
             }
@@ -283,7 +291,9 @@ impl<'a> Parser<'a> {
                     self.fault(key_pos, "a key must be in double quotes", "");
                     Some(self.take_word())
                 }
-                Some(_) => return self.lost(key_pos, "a key or `}` is expected here", "is a bracket not closed before?"),
+                Some(_) => {
+                    return self.lost(key_pos, "a key or `}` is expected here", "is a bracket not closed before?");
+                }
                 None => return self.lost(start, "this `{` is never closed", ""),
             };
             self.space()?;
@@ -323,7 +333,8 @@ impl<'a> Parser<'a> {
                         let help = format!("the first is at {}:{}; keep one of them", first.line, first.column);
                         let path = self.path.key(&key).to_string();
                         if self.problems.len() < MAX_FAULTS {
-                            self.problems.push(Problem::new(Code::DuplicateKey, path, key_pos, message).with_help(help));
+                            self.problems
+                                .push(Problem::new(Code::DuplicateKey, path, key_pos, message).with_help(help));
                         }
                     }
                 }
@@ -373,7 +384,9 @@ impl<'a> Parser<'a> {
         match self.peek() {
             None if end == '}' => self.lost(start, "this `{` is never closed", ""),
             None => self.lost(start, "this `[` is never closed", ""),
-            Some(']' | '}' | ':' | ';') => self.lost(pos, "`,` or the closing bracket is expected here", "is a bracket not closed before?"),
+            Some(']' | '}' | ':' | ';') => {
+                self.lost(pos, "`,` or the closing bracket is expected here", "is a bracket not closed before?")
+            }
             Some(_) => {
                 self.fault(pos, "a comma is missing before this", "");
                 Ok(())
@@ -393,7 +406,13 @@ impl<'a> Parser<'a> {
         loop {
             let pos = self.pos;
             match self.peek() {
-                None | Some('\n') => return self.lost(start, "this string is not closed on its line", "write a line break in a string as \\n"),
+                None | Some('\n') => {
+                    return self.lost(
+                        start,
+                        "this string is not closed on its line",
+                        "write a line break in a string as \\n",
+                    );
+                }
                 Some(c) if c == quote => {
                     self.bump();
                     return Ok(good.then_some(text));
@@ -404,7 +423,11 @@ impl<'a> Parser<'a> {
                         Some(c) => text.push(c),
                         None => {
                             good = false;
-                            self.fault(pos, "this escape is unknown", "escapes are \\\" \\\\ \\/ \\b \\f \\n \\r \\t and \\uXXXX");
+                            self.fault(
+                                pos,
+                                "this escape is unknown",
+                                "escapes are \\\" \\\\ \\/ \\b \\f \\n \\r \\t and \\uXXXX",
+                            );
                         }
                     }
                 }

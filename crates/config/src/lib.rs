@@ -29,13 +29,16 @@ mod validate;
 
 pub mod merge;
 
+pub mod change;
+
 pub mod render;
 
 pub mod hash;
 
 pub use crate::{
+    change::{UpsertRequest, Upserted},
     merge::{GroupLayer, MergedGroup, OnDemandLayer},
-    model::{Config, ProviderKind},
+    model::{Config, GroupField, ProviderKind},
     problems::{Code, Problem, Report, Severity},
     validate::{Checks, Loaded, load},
 };

@@ -349,4 +349,4 @@ pub fn merge_args(below: &Object, above: &Object) -> Object {
 }
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;

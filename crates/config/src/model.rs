@@ -93,6 +93,27 @@ choices!(ImageOrder { Desc "desc", Asc "asc", });
 choices!(UserdataSource { Inline "inline", Url "url", });
 choices!(UserdataEncoding { Plain "plain", Base64 "base64", Gzip "gzip", Base64Gzip "base64+gzip", });
 
+choices!(
+    /// A field of a group as the API names it, e.g. in an update mask.
+    GroupField {
+        Template "template",
+        Size "size",
+        InstanceType "instance_type",
+        SubnetPool "subnet_pool",
+        Vars "vars",
+        Args "args",
+        DrainTimeout "drain_timeout",
+        LoadBalancers "load_balancers",
+        RolloutPaused "rollout_paused",
+    }
+);
+
+impl GroupField {
+    pub fn parse(text: &str) -> Option<Self> {
+        Self::ALL.iter().find(|(name, _)| *name == text).map(|(_, field)| *field)
+    }
+}
+
 /// The config of one shard.
 #[derive(Clone)]
 pub struct Config {
@@ -429,12 +450,25 @@ pub struct Template {
 #[derive(Debug, Clone, PartialEq)]
 pub enum FileSpec {
     /// A certificate for the agent's key of that name.
-    Certificate { template: String, key: String },
-    Secret { source: String },
-    Storage { source: String },
-    Env { template: BTreeMap<String, String> },
-    Json { template: Value },
-    String { template: String },
+    Certificate {
+        template: String,
+        key: String,
+    },
+    Secret {
+        source: String,
+    },
+    Storage {
+        source: String,
+    },
+    Env {
+        template: BTreeMap<String, String>,
+    },
+    Json {
+        template: Value,
+    },
+    String {
+        template: String,
+    },
 }
 
 impl FileSpec {

@@ -196,6 +196,14 @@ impl Problems {
         0 < self.n_dropped_errors.get() || self.list.borrow().iter().any(|it| it.severity == Severity::Error)
     }
 
+    /// Whether an error is known at `prefix` or below it.
+    pub(crate) fn has_error_under(&self, prefix: &str) -> bool {
+        self.list.borrow().iter().any(|it| {
+            let below = it.path.strip_prefix(prefix);
+            it.severity == Severity::Error && below.is_some_and(|it| it.is_empty() || it.starts_with(['.', '[']))
+        })
+    }
+
     pub(crate) fn into_report(self, object: &str) -> Report {
         let mut problems = self.list.into_inner();
         problems.sort_by(|a, b| (a.line, a.column, &a.path).cmp(&(b.line, b.column, &b.path)));

@@ -51,8 +51,19 @@ impl<'a> At<'a> {
 
     fn wrong_type(&self, expected: &str) {
         if self.node.json != Json::Broken {
-            self.report(Code::WrongType, format!("expected {expected}, found {}", article(self.node.type_name())), None);
+            self.report(
+                Code::WrongType,
+                format!("expected {expected}, found {}", article(self.node.type_name())),
+                None,
+            );
         }
+    }
+
+    /// The right value in the wrong type: nothing is converted, but the remedy is plain.
+    fn unquoted<T>(&self, expected: &str) -> Option<T> {
+        let help = "write it without quotes".to_owned();
+        self.report(Code::WrongType, format!("expected {expected}, found a string"), Some(help));
+        None
     }
 
     pub(crate) fn string(&self) -> Option<&'a str> {
@@ -84,6 +95,7 @@ impl<'a> At<'a> {
     pub(crate) fn bool(&self) -> Option<bool> {
         match &self.node.json {
             Json::Bool(it) => Some(*it),
+            Json::String(text) if text == "true" || text == "false" => self.unquoted("true or false"),
             _ => {
                 self.wrong_type("true or false");
                 None
@@ -105,6 +117,7 @@ impl<'a> At<'a> {
                 self.report(Code::WrongType, "expected an integer, found a decimal number", Some(help));
                 None
             }
+            Json::String(text) if text.parse::<i64>().is_ok() => self.unquoted("an integer"),
             _ => {
                 self.wrong_type("an integer");
                 None

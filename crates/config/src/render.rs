@@ -34,22 +34,26 @@ pub const MAX_FILE: usize = 1024 * 1024;
 
 /// A template that could not be rendered, or whose text is not what its place needs. Only a changed config mends it.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("render {place}: {message}")]
+#[error("render {path}: {message}")]
 pub struct RenderError {
     pub kind: RenderErrorKind,
-    /// What was rendered: `userdata`, `args.ImageId`, `files["node.env"].template.NODE_LABELS` …
-    pub place: String,
+    pub(crate) path: Path,
     pub message: String,
     pub help: Option<String>,
 }
 
 impl RenderError {
+    /// What was rendered: `userdata.content`, `args.ImageId`, `files["node.env"].template.NODE_LABELS` …
+    pub fn place(&self) -> String {
+        self.path.to_string()
+    }
+
     fn at(place: &Path, fault: Fault) -> Self {
         let message = match fault.line {
             0 | 1 => fault.message,
             line => format!("line {line}: {}", fault.message),
         };
-        Self { kind: fault.kind, place: place.to_string(), message, help: fault.help }
+        Self { kind: fault.kind, path: place.clone(), message, help: fault.help }
     }
 
     fn invalid(place: &Path, message: String) -> Self {
@@ -69,7 +73,7 @@ pub fn render_userdata(group: &MergedGroup, data: &RenderData) -> Result<Option<
         UserdataSource::Inline => render_fetched_userdata(group, data, userdata.content.as_bytes()),
         UserdataSource::Url => {
             let message = format!("{} has not been fetched", userdata.content);
-            Err(RenderError::invalid(&Path::of(&["userdata"]), message))
+            Err(RenderError::invalid(&Path::of(&["userdata", "content"]), message))
         }
     }
 }
@@ -81,7 +85,7 @@ pub fn render_fetched_userdata(
     bytes: &[u8],
 ) -> Result<Option<String>, RenderError> {
     let Some(userdata) = &group.userdata else { return Ok(None) };
-    let place = Path::of(&["userdata"]);
+    let place = Path::of(&["userdata", "content"]);
     let text = userdata::decode(userdata.encoding, bytes)
         .map_err(|error| RenderError::invalid(&place, format!("userdata is not {}: {error}", userdata.encoding)))?;
     Renderer::new(Context::Userdata, data).text(&text, &place).map(Some)
@@ -143,7 +147,10 @@ pub fn render_certificate(spec: &CertificateSpec, data: &RenderData) -> Result<R
     let renderer = Renderer::new(Context::Certificate, data);
     let cn = renderer.text(&spec.cn, &place.key("cn"))?;
     if cn.trim().is_empty() {
-        return Err(RenderError::invalid(&place.key("cn"), format!("certificate {}: cn renders to nothing", spec.name)));
+        return Err(RenderError::invalid(
+            &place.key("cn"),
+            format!("certificate {}: cn renders to nothing", spec.name),
+        ));
     }
     check_text(&spec.name, "cn", &cn, &place.key("cn"))?;
     let names = render_names(&spec.name, &spec.names, &renderer, &place)?;
@@ -231,11 +238,7 @@ fn is_uri(text: &str) -> bool {
         && rest.bytes().all(|byte| byte.is_ascii_graphic())
 }
 
-fn render_env(
-    renderer: &Renderer,
-    template: &BTreeMap<String, String>,
-    place: &Path,
-) -> Result<String, RenderError> {
+fn render_env(renderer: &Renderer, template: &BTreeMap<String, String>, place: &Path) -> Result<String, RenderError> {
     let mut out = String::new();
     for (key, source) in template {
         let place = place.key(key);

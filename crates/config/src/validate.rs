@@ -88,8 +88,6 @@ pub fn load(object: &str, bytes: &[u8], checks: &Checks<'_>) -> Loaded {
     }
     let config = tree.and_then(|tree| {
         let config = read(&At { problems: &problems, path: Path::root(), node: &tree }, checks)?;
-        // Only a config without faults is merged and rendered: what is missing from a broken one would be blamed on
-        // groups that are right.
         check::check_groups(&problems, &tree, &config);
         Some(config)
     });
@@ -126,12 +124,8 @@ fn read(root: &At<'_>, checks: &Checks<'_>) -> Option<Config> {
     let templates = templates_at.as_ref().map(|at| templates::read_templates(at, &known)).unwrap_or_default();
     let template_names = groups::names(templates_at.as_ref());
     let lb_names = groups::names(load_balancers_at.as_ref());
-    let known_groups = groups::Known {
-        pools: known.pools,
-        templates: &template_names,
-        load_balancers: &lb_names,
-        tenants: &tenants,
-    };
+    let known_groups =
+        groups::Known { pools: known.pools, templates: &template_names, load_balancers: &lb_names, tenants: &tenants };
     let groups = groups_at.map(|at| groups::read_groups(&at, &known_groups)).unwrap_or_default();
 
     let server = server?;

@@ -15,7 +15,8 @@ fn read(text: &str) -> Value {
 
 #[test]
 fn comments_trailing_commas_and_a_byte_order_mark_are_read() {
-    let text = "\u{feff}// head\n{ \"a\": [1, -2.5e1, true, null,], /* b */ \"b\": \"x\\n\\u00e9\\ud83d\\ude00/*\", }\n// end";
+    let text =
+        "\u{feff}// head\n{ \"a\": [1, -2.5e1, true, null,], /* b */ \"b\": \"x\\n\\u00e9\\ud83d\\ude00/*\", }\n// end";
     assert_eq!(format!("{:?}", read(text)), r#"{"a": [1, -25.0, true, null], "b": "x\né😀/*"}"#);
 }
 
@@ -32,7 +33,8 @@ fn every_key_and_value_knows_its_place_in_characters() {
 
 #[test]
 fn faults_that_leave_the_rest_readable_are_all_reported() {
-    let text = "{\n 'a': 1\n \"b\": True,\n c: 01,\n \"d\": 5m,\n \"e\": \"\\q\",\n \"f\": ,\n \"a\": 2,\n \"g\": 1e999,,\n}";
+    let text =
+        "{\n 'a': 1\n \"b\": True,\n c: 01,\n \"d\": 5m,\n \"e\": \"\\q\",\n \"f\": ,\n \"a\": 2,\n \"g\": 1e999,,\n}";
     assert_eq!(
         faults(text),
         [
@@ -82,7 +84,9 @@ fn too_large_or_wrongly_encoded_files_are_refused() {
 
 #[test]
 fn a_syntax_fault_never_quotes_the_file() {
-    for text in ["{\"k\": hunter2}", "{\"k\": \"hunter2\\q\"}", "{\"k\": \"hunter2", "{\"k\": 12hunter2}", "hunter2 hunter2"] {
+    for text in
+        ["{\"k\": hunter2}", "{\"k\": \"hunter2\\q\"}", "{\"k\": \"hunter2", "{\"k\": 12hunter2}", "hunter2 hunter2"]
+    {
         let (_, problems) = parse(text.as_bytes());
         assert!(!problems.is_empty());
         assert!(!format!("{problems:?}").contains("hunter2"), "{problems:?}");

@@ -19,12 +19,12 @@ const LAYERS: &str = r#"{
       "args": {"Monitoring":null,"EbsOptimized":false} } }
 }"#;
 
-pub(super) fn config() -> Config {
+pub(crate) fn config() -> Config {
     let loaded = load("layers", LAYERS.as_bytes(), &Checks::offline_any());
     loaded.config.unwrap_or_else(|| panic!("{}", loaded.report.text()))
 }
 
-pub(super) fn group_ref(tenant: &str, group: &str) -> GroupRef {
+pub(crate) fn group_ref(tenant: &str, group: &str) -> GroupRef {
     GroupRef::new(tenant.parse().unwrap(), group.parse().unwrap())
 }
 
@@ -35,7 +35,8 @@ fn vars(entries: &[(&str, &str)]) -> BTreeMap<String, String> {
 #[test]
 fn the_documented_layers_merge_as_documented() {
     let layer = GroupLayer { vars: Some(vars(&[("B", "4")])), ..GroupLayer::default() };
-    let request = OnDemandLayer { vars: vars(&[("C", "5")]), subnet_pool: "two".parse().ok(), ..OnDemandLayer::default() };
+    let request =
+        OnDemandLayer { vars: vars(&[("C", "5")]), subnet_pool: "two".parse().ok(), ..OnDemandLayer::default() };
     let merged = config().on_demand(&group_ref("default", "web"), Some(&layer), &request).unwrap();
     assert_eq!(
         format!("{:?}", merged.args),

@@ -201,7 +201,10 @@ impl<'a> Eval<'a> {
                 };
                 let program = self.program;
                 let Some(body) = program.defines.get(&template.name) else {
-                    return Err(Fault::failed(self.line, format!("template {:?} is not defined", template.name.as_str())));
+                    return Err(Fault::failed(
+                        self.line,
+                        format!("template {:?} is not defined", template.name.as_str()),
+                    ));
                 };
                 // A named template sees what it is given and nothing of its caller.
                 let outer = std::mem::replace(&mut self.vars, vec![("$".into(), given.clone())]);
@@ -221,7 +224,8 @@ impl<'a> Eval<'a> {
             Value::String(text) => self.write(text),
             Value::Nil => Err(Fault::failed(self.line, "there is no value to print")),
             other => {
-                let text = funcs::builtin("print", std::slice::from_ref(other)).map_err(|it| Fault::failed(self.line, it))?;
+                let text =
+                    funcs::builtin("print", std::slice::from_ref(other)).map_err(|it| Fault::failed(self.line, it))?;
                 self.write(&text)
             }
         }
@@ -371,7 +375,8 @@ impl<'a> Eval<'a> {
 
     fn call(&mut self, name: &str, args: Vec<Got>) -> Result<Got, Fault> {
         let failed = |eval: &Self, message: String| {
-            let kind = if message.contains("is longer than") { RenderErrorKind::Limit } else { RenderErrorKind::Failed };
+            let kind =
+                if message.contains("is longer than") { RenderErrorKind::Limit } else { RenderErrorKind::Failed };
             Fault::new(kind, eval.line, message)
         };
         match (name, args.as_slice()) {
@@ -394,11 +399,15 @@ impl<'a> Eval<'a> {
             }
             ("hasKey", [map, key]) => {
                 let key = self.demand(key.clone())?;
-                let Some(key) = key.as_str() else { return Err(failed(self, "hasKey: the key must be a string".to_owned())) };
+                let Some(key) = key.as_str() else {
+                    return Err(failed(self, "hasKey: the key must be a string".to_owned()));
+                };
                 return match map {
                     Got::Missing(_) => Ok(Got::plain(Value::Bool(false))),
                     Got::Value(Value::Map(entries), _) => Ok(Got::plain(Value::Bool(entries.contains_key(key)))),
-                    Got::Value(other, _) => Err(failed(self, format!("hasKey: expected a map, found {}", funcs::a(other)))),
+                    Got::Value(other, _) => {
+                        Err(failed(self, format!("hasKey: expected a map, found {}", funcs::a(other))))
+                    }
                 };
             }
             ("not", [value]) => return Ok(Got::plain(Value::Bool(!value.is_true()))),
@@ -477,7 +486,9 @@ impl<'a> Eval<'a> {
             Expr::String(_, text) => Ok(Got::plain(Value::String(text.clone()))),
             Expr::Number(_, Number::Int(it)) => Ok(Got::plain(Value::Int(*it))),
             Expr::Number(_, Number::Float(it)) => Ok(Got::plain(Value::Float(*it))),
-            Expr::Number(_, Number::Uint(it)) => Err(Fault::failed(self.line, format!("{it} does not fit into an integer"))),
+            Expr::Number(_, Number::Uint(it)) => {
+                Err(Fault::failed(self.line, format!("{it} does not fit into an integer")))
+            }
             Expr::Bool(_, it) => Ok(Got::plain(Value::Bool(*it))),
             Expr::Nil(_) => Ok(Got::plain(Value::Nil)),
             Expr::Pipe(_, pipe) => self.pipe(pipe, dot),

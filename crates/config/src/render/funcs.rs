@@ -15,9 +15,40 @@ pub(super) const MAX_TEXT: usize = 1024 * 1024;
 
 /// Every function, Go's first.
 pub(super) const NAMES: &[&str] = &[
-    "and", "or", "not", "eq", "ne", "lt", "le", "gt", "ge", "len", "index", "slice", "print", "printf", "println",
-    "html", "js", "urlquery", "default", "required", "quote", "lower", "upper", "trim", "replace", "join", "split",
-    "indent", "nindent", "b64enc", "b64dec", "toJson", "hasKey", "sha256sum",
+    "and",
+    "or",
+    "not",
+    "eq",
+    "ne",
+    "lt",
+    "le",
+    "gt",
+    "ge",
+    "len",
+    "index",
+    "slice",
+    "print",
+    "printf",
+    "println",
+    "html",
+    "js",
+    "urlquery",
+    "default",
+    "required",
+    "quote",
+    "lower",
+    "upper",
+    "trim",
+    "replace",
+    "join",
+    "split",
+    "indent",
+    "nindent",
+    "b64enc",
+    "b64dec",
+    "toJson",
+    "hasKey",
+    "sha256sum",
 ];
 
 pub(super) fn is_known(name: &str) -> bool {
@@ -206,7 +237,8 @@ fn indent(name: &str, args: &[Value]) -> Result<String, String> {
 }
 
 fn b64dec(it: &str) -> Result<Value, String> {
-    let bytes = data_encoding::BASE64.decode(it.trim().as_bytes()).map_err(|_| "b64dec: this is not base64".to_owned())?;
+    let bytes =
+        data_encoding::BASE64.decode(it.trim().as_bytes()).map_err(|_| "b64dec: this is not base64".to_owned())?;
     String::from_utf8(bytes).map(text).map_err(|_| "b64dec: this is not text".to_owned())
 }
 

@@ -9,7 +9,7 @@ use gotmpl::parse::{BranchNode, CommandNode, Expr, ListNode, Node, Parser, PipeN
 
 use super::{
     data::{Absent, Context, absent, fields_of},
-    fault::{Fault, RenderErrorKind},
+    fault::Fault,
     funcs, scan,
 };
 use crate::problems::suggest;
@@ -98,7 +98,8 @@ impl Visit for FieldsOf {
         for step in path.split('.') {
             let Some(known) = fields_of(self.context, &parent) else { return };
             if !known.iter().any(|it| it == step) {
-                if let Absent::Fault(fault) = absent(self.context, &parent, step, known.iter().map(String::as_str), line)
+                if let Absent::Fault(fault) =
+                    absent(self.context, &parent, step, known.iter().map(String::as_str), line)
                     && !self.faults.contains(&fault)
                 {
                     self.faults.push(fault);
@@ -187,7 +188,11 @@ impl<V: Visit> Walk<'_, V> {
                     if !self.program.defines.contains_key(&template.name) {
                         let known = self.program.defines.keys().map(SmolStr::as_str);
                         let help = suggest(&template.name, "defined", known);
-                        self.fault(template.pos.line, format!("template {:?} is not defined", template.name.as_str()), help);
+                        self.fault(
+                            template.pos.line,
+                            format!("template {:?} is not defined", template.name.as_str()),
+                            help,
+                        );
                     }
                     if let Some(pipe) = &template.pipe {
                         self.pipe(pipe, dot, false);
@@ -255,7 +260,11 @@ impl<V: Visit> Walk<'_, V> {
                 None => condition && pipe.decl.is_empty(),
             };
             if 0 < i && function_of(command).is_none() {
-                self.fault(command.pos.line, "a value cannot be piped into something that is no function".to_owned(), None);
+                self.fault(
+                    command.pos.line,
+                    "a value cannot be piped into something that is no function".to_owned(),
+                    None,
+                );
             }
             origin = self.command(command, dot, guarded);
         }
@@ -330,7 +339,8 @@ impl<V: Visit> Walk<'_, V> {
             }
             Expr::Dot(_) | Expr::Field(..) | Expr::Variable(..) => {
                 let origin = origin_of(expr, dot, &self.vars);
-                let named = matches!(expr, Expr::Field(..)) || matches!(expr, Expr::Variable(_, _, it) if !it.is_empty());
+                let named =
+                    matches!(expr, Expr::Field(..)) || matches!(expr, Expr::Variable(_, _, it) if !it.is_empty());
                 if let Some(path) = origin.as_ref().filter(|_| named) {
                     self.names.path(path, guarded, line);
                 }
@@ -388,4 +398,3 @@ fn paths_in(pipe: &PipeNode, dot: &Origin, out: &mut Vec<String>) {
         }
     }
 }
-

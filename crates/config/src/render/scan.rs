@@ -75,7 +75,9 @@ fn action_end(body: &str, line: usize) -> Result<usize, Fault> {
                         chars.next();
                     }
                     Some((_, it)) if it == c => break,
-                    Some((_, '\n')) if c != '`' => return Err(Fault::syntax(line, "a string is not closed".to_owned())),
+                    Some((_, '\n')) if c != '`' => {
+                        return Err(Fault::syntax(line, "a string is not closed".to_owned()));
+                    }
                     Some(_) => {}
                     None => return Err(Fault::syntax(line, "a string is not closed".to_owned())),
                 }

@@ -60,8 +60,14 @@ fn the_language_of_go_is_understood() {
     gives("{{ printf \"%s-%03d-%q-%v\" .Vars.Name 7 \"a\" true }}", "web-007-\"a\"-true");
     gives("{{ print 1 2 \"x\" 3.5 }} {{ println 1 \"a\" }}", "1 2x3.5 1 a\n");
     gives("{{ 0x10 }} {{ 1_000 }} {{ 'a' }} {{ 1e3 }} {{ `raw\\n` }} {{ \"tab\\t\" }}", "16 1000 97 1000 raw\\n tab\t");
-    gives("{{ len .Vars.Name }} {{ index .Image \"a-b\" }} {{ slice .Vars.Name 1 2 }} {{ index (split \"/\" .Vars.Path) 1 }}", "3 ami-2 e b");
-    gives("{{ and 1 \"\" 2 }}|{{ or 0 \"\" \"x\" }}|{{ not true }}|{{ lt 1 2 }}{{ ge \"b\" \"a\" }}{{ ne 1 1 }}", "|x|false|truetruefalse");
+    gives(
+        "{{ len .Vars.Name }} {{ index .Image \"a-b\" }} {{ slice .Vars.Name 1 2 }} {{ index (split \"/\" .Vars.Path) 1 }}",
+        "3 ami-2 e b",
+    );
+    gives(
+        "{{ and 1 \"\" 2 }}|{{ or 0 \"\" \"x\" }}|{{ not true }}|{{ lt 1 2 }}{{ ge \"b\" \"a\" }}{{ ne 1 1 }}",
+        "|x|false|truetruefalse",
+    );
     gives("{{ html \"<a>\" }} {{ js \"it's\" }} {{ urlquery \"a b&c\" }}", "&lt;a&gt; it\\'s a+b%26c");
     gives("{{ (index .Vars \"Name\") | upper | printf \"%s!\" }}", "WEB!");
     gives("no actions at all }} here", "no actions at all }} here");
@@ -78,7 +84,10 @@ fn our_functions_do_what_their_names_say() {
     gives("{{ .Vars.NodeLabels | split \",\" | join \" \" }}", "a=1 b=2");
     gives("{{ indent 2 \"a\\nb\" }}|{{ \"a\\nb\" | nindent 1 }}", "  a\n  b|\n a\n b");
     gives("{{ b64enc \"hello\" }} {{ b64dec \"aGVsbG8=\" }}", "aGVsbG8= hello");
-    gives("{{ toJson .Vars.Quoted }}{{ toJson (split \",\" .Vars.NodeLabels) }}{{ toJson .Image }}", "\"say \\\"hi\\\"\"[\"a=1\",\"b=2\"]{\"a-b\":\"ami-2\",\"debian\":\"ami-1\"}");
+    gives(
+        "{{ toJson .Vars.Quoted }}{{ toJson (split \",\" .Vars.NodeLabels) }}{{ toJson .Image }}",
+        "\"say \\\"hi\\\"\"[\"a=1\",\"b=2\"]{\"a-b\":\"ami-2\",\"debian\":\"ami-1\"}",
+    );
     gives("{{ hasKey .Vars \"Name\" }}{{ hasKey .Vars \"Nope\" }}", "truefalse");
     gives("{{ sha256sum \"\" }}", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855");
     gives("{{ required \"name it\" .Vars.Name }}", "web");
@@ -116,7 +125,10 @@ fn a_missing_key_is_an_error_with_its_path_and_the_nearest_key() {
 
 #[test]
 fn a_missing_value_may_flow_where_it_is_asked_for() {
-    gives("{{ .Vars.Nope | default \"d\" }}{{ default \"e\" .Vars.Nope }}{{ index .Vars \"Nope\" | default \"f\" }}", "def");
+    gives(
+        "{{ .Vars.Nope | default \"d\" }}{{ default \"e\" .Vars.Nope }}{{ index .Vars \"Nope\" | default \"f\" }}",
+        "def",
+    );
     gives("{{ if .Vars.Nope }}y{{ else }}n{{ end }}{{ with .Vars.Nope }}y{{ else }}n{{ end }}", "nn");
     gives("{{ if and .Vars.Name .Vars.Nope }}y{{ else }}n{{ end }}{{ if or .Vars.Nope .Vars.Name }}y{{ end }}", "ny");
     gives("{{ if not .Vars.Nope }}y{{ end }}{{ not (index .Vars \"Nope\") }}", "ytrue");
@@ -204,7 +216,9 @@ fn runaway_templates_are_stopped() {
 
 #[test]
 fn no_value_is_never_printed() {
-    for source in ["{{ .Vars.X }}", "{{ index .Vars \"X\" }}", "{{ print .Vars.X }}", "{{ or .Vars.X }}", "{{ and .Vars.X }}"] {
+    for source in
+        ["{{ .Vars.X }}", "{{ index .Vars \"X\" }}", "{{ print .Vars.X }}", "{{ or .Vars.X }}", "{{ and .Vars.X }}"]
+    {
         assert!(render(source).is_err(), "{source}");
     }
 }
@@ -272,7 +286,10 @@ fn certificate(dns: &[&str], ip: &[&str]) -> CertificateSpec {
 
 #[test]
 fn empty_entries_of_a_certificate_are_dropped() {
-    let spec = certificate(&["localhost", "{{ .Instance.Hostname }}", "*.{{ .Cluster.ID }}.net"], &["{{ .Instance.IP4 }}", "{{ .Instance.IP6 }}"]);
+    let spec = certificate(
+        &["localhost", "{{ .Instance.Hostname }}", "*.{{ .Cluster.ID }}.net"],
+        &["{{ .Instance.IP4 }}", "{{ .Instance.IP6 }}"],
+    );
     let rendered = render_certificate(&spec, &data()).unwrap();
     assert_eq!(rendered.cn, "system:node:knc1");
     assert_eq!(rendered.dns, ["localhost", "*.c1.net"]);
@@ -282,7 +299,10 @@ fn empty_entries_of_a_certificate_are_dropped() {
 #[test]
 fn an_invalid_name_in_a_certificate_is_named() {
     let error = render_certificate(&certificate(&["{{ .Vars.Quoted }}"], &[]), &data()).unwrap_err();
-    assert_eq!(error.to_string(), "render certificates.kubelet.dns[0]: certificate kubelet, dns[0]: \"say \\\"hi\\\"\" is not a DNS name");
+    assert_eq!(
+        error.to_string(),
+        "render certificates.kubelet.dns[0]: certificate kubelet, dns[0]: \"say \\\"hi\\\"\" is not a DNS name"
+    );
     let error = render_certificate(&certificate(&[], &["127.0.0.1", "{{ .Vars.Name }}"]), &data()).unwrap_err();
     assert_eq!(error.message, "certificate kubelet, ip[1]: \"web\" is not an IP address");
     let mut spec = certificate(&[], &[]);

@@ -7,6 +7,7 @@
 use std::collections::BTreeSet;
 
 use nstance_core::{
+    ids::GroupRef,
     ports::schema::{ProviderSchema, SchemaFault, SchemaProblem},
     value::{Object, Value},
 };
@@ -28,15 +29,36 @@ use crate::{
 const MAX_FILES_BYTES: usize = 64 * 1024 * 1024;
 
 pub(super) fn check_groups(problems: &Problems, tree: &Node, config: &Config) {
+    // What earlier stages refused is missing from the config, and must not be blamed on those who use it.
+    let broken_templates: BTreeSet<&str> = config
+        .templates
+        .iter()
+        .filter(|(name, template)| is_broken(problems, name, template))
+        .map(|(name, _)| name.as_str())
+        .collect();
+    let broken_groups: BTreeSet<&GroupRef> = config
+        .groups
+        .iter()
+        .filter(|(group, written)| {
+            !config.tenants.contains(&group.tenant) || problems.has_error_under(&written.path.to_string())
+        })
+        .map(|(group, _)| group)
+        .collect();
     let refused = check_sites(problems, tree, config);
     let used: BTreeSet<&str> = config.groups.values().map(|group| group.template.as_str()).collect();
     for (name, template) in &config.templates {
+        if broken_templates.contains(name.as_str()) {
+            continue;
+        }
         check_userdata(problems, tree, config, name, template);
         if !used.contains(name.as_str()) {
             check_unused(problems, tree, config, name, template);
         }
     }
     for (group, written) in &config.groups {
+        if broken_templates.contains(written.template.as_str()) || broken_groups.contains(group) {
+            continue;
+        }
         let places = InFile { tree, group: written.path.clone(), template: &written.template };
         match config.merge(group, None) {
             Ok(merged) => check_merged(problems, config, &merged, &places, &refused),
@@ -50,6 +72,16 @@ pub(super) fn check_groups(problems: &Problems, tree: &Node, config: &Config) {
             }
         }
     }
+}
+
+/// Whether a template, or a part it takes from elsewhere, has a fault of its own.
+fn is_broken(problems: &Problems, name: &str, template: &Template) -> bool {
+    let certificates = template.files.values().filter_map(|file| match file {
+        FileSpec::Certificate { template, .. } => Some(Path::of(&["certificates", template])),
+        _ => None,
+    });
+    let own = [Path::of(&["templates", name]), Path::of(&["defaults"])];
+    own.into_iter().chain(certificates).any(|path| problems.has_error_under(&path.to_string()))
 }
 
 impl Config {
@@ -103,10 +135,7 @@ impl InFile<'_> {
                 best = Some((n_below, layer.join(path), found));
             }
         }
-        best.map_or_else(
-            || (self.group.join(path), locate(self.tree, &self.group)),
-            |(_, path, found)| (path, found),
-        )
+        best.map_or_else(|| (self.group.join(path), locate(self.tree, &self.group)), |(_, path, found)| (path, found))
     }
 }
 
@@ -122,7 +151,10 @@ impl Places for InFile<'_> {
             Some(Step::Key(key)) if key == "userdata" => {
                 let own = self.template().key("userdata");
                 let written = locate(self.tree, &own).n_steps == own.0.len();
-                spelled(self.tree, if written { self.template().join(path) } else { Path::of(&["defaults"]).join(path) })
+                spelled(
+                    self.tree,
+                    if written { self.template().join(path) } else { Path::of(&["defaults"]).join(path) },
+                )
             }
             _ => self.highest(path),
         }
@@ -190,7 +222,13 @@ fn check_userdata(problems: &Problems, tree: &Node, config: &Config, name: &str,
 fn check_unused(problems: &Problems, tree: &Node, config: &Config, name: &str, template: &Template) {
     let places = InFile { tree, group: Path::of(&["templates", name]), template: name };
     if let Some(schema) = config.schema {
-        check_args(problems, config, schema, &merge_args(&merge_args(&Object::new(), &config.defaults.args), &template.args), &places);
+        check_args(
+            problems,
+            config,
+            schema,
+            &merge_args(&merge_args(&Object::new(), &config.defaults.args), &template.args),
+            &places,
+        );
     }
     let all = sites::of_template(name, template)
         .into_iter()
@@ -207,7 +245,10 @@ fn check_unused(problems: &Problems, tree: &Node, config: &Config, name: &str, t
             let key = &needed.key;
             let message = format!("template {name} renders .Vars.{key}, which neither it nor defaults define");
             let problem = Problem::new(Code::UndefinedVar, path.to_string(), found.value, message);
-            problems.push(problem.with_help(format!("every group made over the API has to set it, or write {}", or_default(&format!(".Vars.{key}")))));
+            problems.push(problem.with_help(format!(
+                "every group made over the API has to set it, or write {}",
+                or_default(&format!(".Vars.{key}"))
+            )));
         }
     }
 }
@@ -264,14 +305,14 @@ fn check_merged(
 fn check_results(problems: &Problems, group: &MergedGroup, data: &crate::render::RenderData, places: &dyn Places) {
     let mut errors = Vec::new();
     if group.userdata.as_ref().is_some_and(|it| it.source == UserdataSource::Inline) {
-        errors.extend(render_userdata(group, data).err().map(|it| (Path::of(&["userdata", "content"]), it)));
+        errors.extend(render_userdata(group, data).err());
     }
     let mut n_bytes = 0;
     for (name, file) in &group.files {
         if matches!(file, FileSpec::Env { .. } | FileSpec::Json { .. } | FileSpec::String { .. }) {
             match render_file(group, name, data) {
                 Ok(bytes) => n_bytes += bytes.len(),
-                Err(error) => errors.push((Path::of(&["files", name, "template"]), error)),
+                Err(error) => errors.push(error),
             }
         }
     }
@@ -280,11 +321,11 @@ fn check_results(problems: &Problems, group: &MergedGroup, data: &crate::render:
         let message = format!("the files of group {} are {n_bytes} bytes, more than 64 MiB", group.group);
         problems.push(Problem::new(Code::Limit, path.to_string(), found.value, message));
     }
-    for (name, certificate) in &group.certificates {
-        errors.extend(render_certificate(certificate, data).err().map(|it| (Path::of(&["certificates", name]), it)));
+    for certificate in group.certificates.values() {
+        errors.extend(render_certificate(certificate, data).err());
     }
-    for (path, error) in errors {
-        let (path, found) = places.resolve(&path);
+    for error in errors {
+        let (path, found) = places.resolve(&error.path);
         let code = if error.kind == RenderErrorKind::Limit { Code::Limit } else { Code::BadValue };
         let message = format!("for group {}: {}", group.group, error.message);
         let mut problem = Problem::new(code, path.to_string(), found.value, message);
@@ -305,13 +346,7 @@ fn check_types(problems: &Problems, schema: &dyn ProviderSchema, group: &MergedG
     }
 }
 
-fn check_args(
-    problems: &Problems,
-    config: &Config,
-    schema: &dyn ProviderSchema,
-    args: &Object,
-    places: &dyn Places,
-) {
+fn check_args(problems: &Problems, config: &Config, schema: &dyn ProviderSchema, args: &Object, places: &dyn Places) {
     let provider = config.server.provider.kind;
     for SchemaProblem { path, what } in schema.check_args(args) {
         let key = path.last().map_or("", String::as_str);
@@ -370,7 +405,9 @@ fn fault_problem(config: &Config, fault: &Fault, path: &Path, pos: Pos, group: &
     }
     if fault.kind == RenderErrorKind::MissingKey {
         let (message, what) = match key {
-            ".Cluster.FQDN" => (format!("group {group} renders {key}, but no layer defines the var ClusterFQDN"), "ClusterFQDN"),
+            ".Cluster.FQDN" => {
+                (format!("group {group} renders {key}, but no layer defines the var ClusterFQDN"), "ClusterFQDN")
+            }
             _ => (format!("group {group} renders {key}, which no layer defines"), "it"),
         };
         let near = fault.nearest.as_ref().map(|it| format!("did you mean {it}? ")).unwrap_or_default();

@@ -156,7 +156,10 @@ fn read_storage(at: &At<'_>) -> Option<FileSpec> {
     let key = at.text()?;
     let own = ["config/", "cluster/", "shard/"].into_iter().find(|prefix| key.starts_with(prefix));
     if let Some(own) = own {
-        at.bad(format!("objects below `{own}` are nstance's own"), "put files for instances elsewhere, e.g. below files/");
+        at.bad(
+            format!("objects below `{own}` are nstance's own"),
+            "put files for instances elsewhere, e.g. below files/",
+        );
         return None;
     }
     if key.starts_with('/') || key.split('/').any(|part| part == ".." || part == ".") || key.contains('\0') {

@@ -71,10 +71,8 @@ pub(super) fn read_groups(at: &At<'_>, known: &Known<'_>) -> BTreeMap<GroupRef, 
             && !known.tenants.contains(tenant)
         {
             let tenants = known.tenants.iter().map(Tenant::as_str).chain(["default"]);
-            let help = match suggest(tenant.as_str(), "tenants", tenants.clone()) {
-                Some(help) => format!("{help}; a group of tenant default has a `template` right here"),
-                None => "list it in `tenants`".to_owned(),
-            };
+            let near = suggest(tenant.as_str(), "tenants", tenants).map(|it| format!("{it}; or ")).unwrap_or_default();
+            let help = format!("{near}list it in `tenants`");
             key.report(Code::BadReference, format!("tenant `{tenant}` does not exist"), help);
         }
         for (key, value) in value.entries() {

@@ -57,7 +57,8 @@ fn read_image(at: &At<'_>, kind: Option<ProviderKind>) -> Option<ImageSpec> {
     let order = fields.get("order").and_then(|at| at.one_of(ImageOrder::ALL, &[])).unwrap_or(ImageOrder::Desc);
     let fallback = fields.text("fallback");
     fields.finish();
-    Some(ImageSpec { provider: provider?, filters, owners, sort, order, fallback })
+    // A faulty image still exists; its problem keeps the config from being used.
+    Some(ImageSpec { provider: provider.or(kind)?, filters, owners, sort, order, fallback })
 }
 
 /// A `provider` that may only repeat the shard's.
@@ -181,7 +182,8 @@ fn read_load_balancer(at: &At<'_>, kind: Option<ProviderKind>) -> Option<LoadBal
         ProviderKind::Gcp => {
             let instance_group_name = fields.need("instance_group_name").and_then(|at| at.text()).map(str::to_owned);
             let backend_service_name = fields.text("backend_service_name");
-            instance_group_name.map(|instance_group_name| LoadBalancer::Gcp { instance_group_name, backend_service_name })
+            instance_group_name
+                .map(|instance_group_name| LoadBalancer::Gcp { instance_group_name, backend_service_name })
         }
         ProviderKind::Proxmox => {
             at.bad("provider proxmox has no load balancers", "remove this one");

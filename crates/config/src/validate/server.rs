@@ -71,8 +71,9 @@ pub(super) fn read(at: &At<'_>, checks: &Checks<'_>) -> Read {
 
     let whole = (|| {
         Some(Server {
-            cluster_id: cluster_id?,
-            shard: shard?,
+            // Placeholders let the rest of the file be checked; their problems keep the config from being used.
+            cluster_id: cluster_id.or_else(|| "x".parse().ok())?,
+            shard: shard.or_else(|| "x".parse().ok())?,
             provider: provider?,
             subnet_pools: pools.clone()?,
             dynamic_subnet_pools: dynamic,
@@ -142,7 +143,9 @@ fn read_provider(at: &At<'_>, checks: &Checks<'_>) -> (Option<Provider>, Option<
             }
         }
     }
-    let provider = (|| Some(Provider { kind: kind?, region: region?, zone: zone?, options }))();
+    let provider = (|| {
+        Some(Provider { kind: kind?, region: region.unwrap_or_default(), zone: zone.unwrap_or_default(), options })
+    })();
     (provider, kind)
 }
 
@@ -154,10 +157,14 @@ fn report_options(at: &At<'_>, options: &Object, problem: SchemaProblem) {
         SchemaFault::UnknownKey { known } => {
             (Code::UnknownKey, found.key, format!("unknown key `{last}`"), suggest(last, "known keys", known))
         }
-        SchemaFault::ManagedKey { instead } => (Code::UnknownKey, found.key, format!("`{last}` is set by nstance"), Some(instead.to_owned())),
+        SchemaFault::ManagedKey { instead } => {
+            (Code::UnknownKey, found.key, format!("`{last}` is set by nstance"), Some(instead.to_owned()))
+        }
         SchemaFault::WrongType { expected } => (Code::WrongType, found.value, format!("expected {expected}"), None),
         SchemaFault::BadValue { message } => (Code::BadValue, found.value, message, None),
-        SchemaFault::Missing { key } => (Code::Missing, found.value, format!("`{key}` is missing"), Some(format!("add \"{key}\" here"))),
+        SchemaFault::Missing { key } => {
+            (Code::Missing, found.value, format!("`{key}` is missing"), Some(format!("add \"{key}\" here")))
+        }
     };
     let base = if options.is_empty() && !at.path.is_under(&["server", "provider", "options"]) {
         at.path.key("options")
@@ -527,11 +534,8 @@ fn read_gc(at: Option<&At<'_>>) -> GarbageCollection {
 fn read_expiry(at: &At<'_>) -> Expiry {
     let Some(fields) = at.fields() else { return Expiry::default() };
     let age = |key: &'static str| Some(fields.duration(key, Duration::ZERO)).filter(|it| !it.is_zero());
-    let expiry = Expiry {
-        eligible_age: age("eligible_age"),
-        forced_age: age("forced_age"),
-        ondemand_age: age("ondemand_age"),
-    };
+    let expiry =
+        Expiry { eligible_age: age("eligible_age"), forced_age: age("forced_age"), ondemand_age: age("ondemand_age") };
     if let (Some(eligible), Some(forced)) = (expiry.eligible_age, expiry.forced_age)
         && forced <= eligible
     {

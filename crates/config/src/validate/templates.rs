@@ -51,9 +51,9 @@ pub(super) fn read_templates(at: &At<'_>, known: &Known<'_>) -> BTreeMap<String,
 fn read_template(at: &At<'_>, known: &Known<'_>) -> Option<Template> {
     let fields = at.fields()?;
     let kind = fields.need("kind").and_then(|at| at.parsed::<Kind>());
-    let arch = fields.need("arch").and_then(|at| {
-        at.one_of(Arch::ALL, &[("x86_64", "amd64"), ("x64", "amd64"), ("aarch64", "arm64")])
-    });
+    let arch = fields
+        .need("arch")
+        .and_then(|at| at.one_of(Arch::ALL, &[("x86_64", "amd64"), ("x64", "amd64"), ("aarch64", "arm64")]));
     let trusted = known.kind.is_some_and(|kind| kind.is_dev() || kind == ProviderKind::Proxmox);
     let template = Template {
         // Placeholders keep a half-read template known to its groups; the problem keeps the config from being used.
@@ -98,7 +98,12 @@ fn read_userdata(at: &At<'_>) -> Option<Userdata> {
         if source == UserdataSource::Url {
             check_url(&content_at, content, sha256.is_some());
         } else if fields.has("sha256") {
-            conflict(&fields, "sha256", "`sha256` is for userdata that is fetched", "remove it, or set source to `url`");
+            conflict(
+                &fields,
+                "sha256",
+                "`sha256` is for userdata that is fetched",
+                "remove it, or set source to `url`",
+            );
         }
         Userdata { source, encoding, content: content.to_owned(), sha256 }
     });
