@@ -1,1 +1,483 @@
-//! fake
+//! A cloud in memory, for tests and simulations: deterministic from its options, its script, a seed and a clock.
+//!
+//! It is an adapter like the others, with rules instead of recorded expectations, and can be told to be slow, late,
+//! full, throttled, wrong or silent. It keeps a log of all calls, so that a test can ask afterwards whether anything
+//! was made twice or done under an old epoch. Several servers and shards share one cloud by [`FakeProvider::with_self`]
+//! and [`FakeProvider::with_owner`].
+//!
+//! A call takes its latency, and its effect lands half-way: cancelled before that it never happened, after that it did.
+
+mod cloud;
+mod options;
+mod script;
+
+#[cfg(test)]
+mod tests;
+
+use std::{
+    collections::BTreeMap,
+    net::IpAddr,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use async_trait::async_trait;
+use nstance_core::{
+    ids::{InstanceId, LbKey},
+    instance::Seen,
+    ports::{
+        clock::{Clock, Entropy},
+        provider::{
+            Capabilities, CreateMode, DeleteHow, Described, ErrorClass, ImageQuery, InstanceType, LbMember,
+            LeaderNetwork, Listing, Owner, Provider, ProviderError, SubnetFree, Tags, Vm, VmRef, VmSpec,
+        },
+    },
+    term::Permit,
+    time::{Mono, Timestamp},
+};
+
+pub use self::{
+    cloud::FakeVm,
+    options::{FakeOptions, OptionsError},
+    script::{Call, Op, Outcome, Rule, When},
+};
+use self::{
+    cloud::{Begun, Cloud},
+    script::About,
+};
+
+#[derive(Clone)]
+pub struct FakeProvider {
+    shared: Arc<Shared>,
+    owner: Owner,
+    self_id: Option<String>,
+}
+
+struct Shared {
+    clock: Arc<dyn Clock>,
+    entropy: Arc<dyn Entropy>,
+    options: FakeOptions,
+    cloud: Mutex<Cloud>,
+}
+
+/// The moment an effect lands.
+struct Moment {
+    now: Mono,
+    at: Timestamp,
+    /// The script wants the effect done in part only, where it has parts.
+    partial: bool,
+}
+
+impl FakeProvider {
+    pub fn new(owner: Owner, clock: Arc<dyn Clock>, entropy: Arc<dyn Entropy>, options: FakeOptions) -> Self {
+        let self_id = options.self_id.clone();
+        Self { shared: Arc::new(Shared { clock, entropy, options, cloud: Mutex::default() }), owner, self_id }
+    }
+
+    /// The same cloud, seen from another machine.
+    pub fn with_self(&self, self_id: impl Into<String>) -> Self {
+        Self { self_id: Some(self_id.into()), ..self.clone() }
+    }
+
+    /// The same cloud, for another owner.
+    pub fn with_owner(&self, owner: Owner) -> Self {
+        Self { owner, ..self.clone() }
+    }
+
+    fn cloud(&self) -> MutexGuard<'_, Cloud> {
+        self.shared.cloud.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn now(&self) -> Mono {
+        self.shared.clock.monotonic()
+    }
+
+    // What a test does to the cloud behind our back.
+
+    /// Adds a fault. Rules are tried in the order they were added.
+    pub fn script(&self, rule: Rule) {
+        self.cloud().rules.push(rule);
+    }
+
+    pub fn clear_script(&self) {
+        self.cloud().rules.clear();
+    }
+
+    /// While on, nothing answers and nothing lands.
+    pub fn outage(&self, on: bool) {
+        self.cloud().outage = on;
+    }
+
+    /// The page of a listing that does not answer, from 0.
+    pub fn fail_page(&self, page: Option<usize>) {
+        self.cloud().failing_page = page;
+    }
+
+    /// Ends every VM of that instance at once, whoever owns it. Says whether there was one.
+    pub fn kill(&self, instance: InstanceId) -> bool {
+        self.change(instance, |_, vm, now| vm.goes(now, [(Duration::ZERO, Seen::Gone)]))
+    }
+
+    /// Stops the VM, as a person at the console would.
+    pub fn stop(&self, instance: InstanceId) -> bool {
+        self.change(instance, |options, vm, now| {
+            vm.goes(now, [(Duration::ZERO, Seen::Stopping), (options.stop_time, Seen::Stopped)]);
+        })
+    }
+
+    /// Shows the VM as `seen` from now on.
+    pub fn show(&self, instance: InstanceId, seen: Seen) -> bool {
+        self.change(instance, |_, vm, now| vm.goes(now, [(Duration::ZERO, seen)]))
+    }
+
+    /// Takes a spot VM back after `notice`. Its agent would learn of it by [`FakeProvider::notice_of`].
+    pub fn reclaim(&self, instance: InstanceId, notice: Duration) -> bool {
+        let deadline = self.shared.clock.now().plus(notice);
+        self.change(instance, |_, vm, now| {
+            vm.notice = Some(deadline);
+            vm.goes(now, [(notice, Seen::Gone)]);
+        })
+    }
+
+    pub fn notice_of(&self, instance: InstanceId) -> Option<Timestamp> {
+        self.cloud().vms.values().find(|vm| vm.instance == Some(instance)).and_then(|vm| vm.notice)
+    }
+
+    /// Termination protection.
+    pub fn protect(&self, instance: InstanceId, on: bool) -> bool {
+        self.change(instance, |_, vm, _| vm.protected = on)
+    }
+
+    /// Removes every trace of the instance's VMs: from now on they are "not found".
+    pub fn purge(&self, instance: InstanceId) {
+        self.cloud().vms.retain(|_, vm| vm.instance != Some(instance));
+    }
+
+    /// A host that is down: its VMs are `HostDown` and cannot be deleted.
+    pub fn host_down(&self, host: &str, down: bool) {
+        toggle(&mut self.cloud().hosts_down, host, down);
+    }
+
+    /// A host that does not answer: nothing is known of its VMs.
+    pub fn host_silent(&self, host: &str, silent: bool) {
+        toggle(&mut self.cloud().hosts_silent, host, silent);
+    }
+
+    /// A VM that was not made through us: of another owner, or without any tags.
+    pub fn add_foreign(&self, provider_id: &str, instance: Option<InstanceId>, tags: Option<Tags>) {
+        let (now, at) = (self.now(), self.shared.clock.now());
+        self.cloud().add_stranger(provider_id, instance, tags, now, at);
+    }
+
+    fn change(&self, instance: InstanceId, change: impl Fn(&FakeOptions, &mut FakeVm, Mono)) -> bool {
+        let now = self.now();
+        let mut changed = false;
+        for vm in self.cloud().vms.values_mut().filter(|vm| vm.instance == Some(instance)) {
+            change(&self.shared.options, vm, now);
+            changed = true;
+        }
+        changed
+    }
+
+    // What a test reads afterwards.
+
+    /// Every call that ever began, in that order.
+    pub fn calls(&self) -> Vec<Call> {
+        self.cloud().calls.clone()
+    }
+
+    /// Every VM that was not cleaned away, strangers and gone ones included, by provider id.
+    pub fn vms(&self) -> Vec<FakeVm> {
+        self.cloud().vms.values().cloned().collect()
+    }
+
+    /// Instances that have a VM which is not gone, each as often as it has one.
+    pub fn standing(&self) -> Vec<InstanceId> {
+        let now = self.now();
+        let stands = |vm: &&FakeVm| vm.seen_at(now).is_some_and(|seen| seen != Seen::Gone);
+        self.cloud().vms.values().filter(stands).filter_map(|vm| vm.instance).collect()
+    }
+
+    pub fn address_holder(&self, ip: IpAddr) -> Option<String> {
+        self.cloud().addresses.get(&ip).cloned()
+    }
+
+    // How a call goes.
+
+    async fn half_latency(&self, op: Op) {
+        let (options, entropy) = (&self.shared.options, &*self.shared.entropy);
+        let mut latency = options.latency_of(op);
+        if !options.jitter.is_zero() {
+            latency += nstance_rt::entropy::jitter(entropy, options.jitter);
+        }
+        if !latency.is_zero() {
+            tokio::time::sleep(latency / 2).await;
+        }
+    }
+
+    async fn call<T>(
+        &self,
+        op: Op,
+        about: About,
+        effect: impl FnOnce(&mut Cloud, Moment) -> Result<T, ProviderError>,
+    ) -> Result<T, ProviderError> {
+        let (at, now) = (self.shared.clock.now(), self.now());
+        let Begun { call, outcome, refused } = self.cloud().begin(&self.shared.options, op, &about, at, now);
+        self.half_latency(op).await;
+        let scripted = |class: ErrorClass| op.error(class, format!("scripted: {}", class.as_str()));
+        let answer = match (refused, &outcome) {
+            (Some(refused), _) => Err(refused),
+            (None, Some(Outcome::Refuse(class))) => Err(scripted(*class)),
+            (None, Some(Outcome::Hang)) => std::future::pending().await,
+            (None, outcome) => {
+                if let Some(Outcome::Delay(delay)) = outcome {
+                    tokio::time::sleep(*delay).await;
+                }
+                let partial = matches!(outcome, Some(Outcome::LandThenFail(_)));
+                let moment = Moment { now: self.now(), at: self.shared.clock.now(), partial };
+                let done = {
+                    let mut cloud = self.cloud();
+                    let done = effect(&mut cloud, moment);
+                    cloud.calls[call].landed = op.is_effect() && done.is_ok();
+                    done
+                };
+                match outcome {
+                    Some(Outcome::LandThenFail(class)) => Err(scripted(*class)),
+                    Some(Outcome::LandThenHang) => std::future::pending().await,
+                    _ => done,
+                }
+            }
+        };
+        self.half_latency(op).await;
+        self.cloud().calls[call].answer = Some(answer.as_ref().map(|_| ()).map_err(|error| error.class));
+        answer
+    }
+
+    fn about(permit: &Permit, vm: &VmRef) -> About {
+        About { instance: Some(vm.instance), epoch: Some(permit.epoch()), ..About::default() }
+    }
+
+    fn me(&self, op: Op) -> Result<String, ProviderError> {
+        self.self_id.clone().ok_or_else(|| op.error(ErrorClass::Invalid, "we are on no machine of this cloud"))
+    }
+}
+
+fn toggle(set: &mut std::collections::BTreeSet<String>, key: &str, on: bool) {
+    if on {
+        set.insert(key.to_owned());
+    } else {
+        set.remove(key);
+    }
+}
+
+/// `*` stands for anything.
+fn glob(pattern: &str, text: &str) -> bool {
+    match pattern.split_once('*') {
+        None => pattern == text,
+        Some((head, tail)) => text
+            .strip_prefix(head)
+            .is_some_and(|rest| (0..=rest.len()).any(|at| rest.is_char_boundary(at) && glob(tail, &rest[at..]))),
+    }
+}
+
+#[async_trait]
+impl Provider for FakeProvider {
+    fn kind(&self) -> &'static str {
+        "fake"
+    }
+
+    fn capabilities(&self) -> Capabilities {
+        let options = &self.shared.options;
+        Capabilities {
+            create: if options.idempotent_create { CreateMode::Idempotent } else { CreateMode::RecordFirst },
+            leader_network: true,
+            load_balancers: true,
+            images: true,
+            visibility_delay: options.visibility_delay,
+        }
+    }
+
+    async fn check(&self) -> Vec<ProviderError> {
+        self.call(Op::Check, About::default(), |_, _| Ok(())).await.err().into_iter().collect()
+    }
+
+    async fn reserve(&self, instance: InstanceId) -> Result<Option<String>, ProviderError> {
+        Ok(self.shared.options.reserve.then(|| format!("fake-{instance}")))
+    }
+
+    async fn create(&self, permit: Permit, spec: &VmSpec) -> Result<Vm, ProviderError> {
+        let about = About {
+            instance: Some(spec.instance),
+            group: Some(spec.tags.group_ref()),
+            subnet: Some(spec.subnet.clone()),
+            epoch: Some(permit.epoch()),
+        };
+        let options = &self.shared.options;
+        self.call(Op::Create, about, |cloud, moment| cloud.create(options, &self.owner, spec, moment.now, moment.at))
+            .await
+    }
+
+    async fn delete(&self, permit: Permit, vm: &VmRef, _how: DeleteHow) -> Result<(), ProviderError> {
+        let options = &self.shared.options;
+        let about = Self::about(&permit, vm);
+        self.call(Op::Delete, about, |cloud, moment| cloud.delete(options, &self.owner, vm, moment.now)).await
+    }
+
+    async fn describe(&self, vms: &[VmRef]) -> Vec<Described> {
+        let options = &self.shared.options;
+        let failed = |error: ProviderError| match error.class {
+            ErrorClass::NotFound => Described::NotFound,
+            _ => Described::Unknown(error),
+        };
+        let look = |cloud: &mut Cloud, moment: Moment| {
+            let one = |vm: &VmRef| {
+                let known = cloud.meant_mut(&self.owner, vm).map(|it| (it.tags.clone(), it.subnet.clone()));
+                let (tags, subnet) = known.unwrap_or_default();
+                let group = tags.map(|tags| tags.group_ref());
+                let about = About { instance: Some(vm.instance), group, subnet, epoch: None };
+                if let Some(Outcome::Refuse(class) | Outcome::LandThenFail(class)) = cloud.script_one(&about) {
+                    return failed(Op::Describe.error(class, format!("scripted: {}", class.as_str())));
+                }
+                match cloud.describe(options, &self.owner, vm, moment.now) {
+                    Ok(Some(vm)) => Described::Vm(Box::new(vm)),
+                    Ok(None) => Described::NotFound,
+                    Err(error) => Described::Unknown(error),
+                }
+            };
+            Ok(vms.iter().map(one).collect())
+        };
+        match self.call(Op::Describe, About::default(), look).await {
+            Ok(described) => described,
+            Err(error) => vms.iter().map(|_| failed(error.clone())).collect(),
+        }
+    }
+
+    async fn list(&self) -> Result<Listing, ProviderError> {
+        let (options, owner) = (&self.shared.options, &self.owner);
+        let look = |cloud: &mut Cloud, moment: Moment| {
+            let (vms, silent) = cloud.list(owner, moment.now.minus(options.listing_delay));
+            Ok((vms, silent, cloud.failing_page))
+        };
+        let (mut vms, silent, failing_page) = self.call(Op::List, About::default(), look).await?;
+        let page_size = options.page_size.max(1);
+        for _ in 1..vms.len().div_ceil(page_size) {
+            self.half_latency(Op::List).await;
+            self.half_latency(Op::List).await;
+        }
+        let mut missing = silent;
+        if let Some(page) = failing_page
+            && page < vms.len().div_ceil(page_size).max(1)
+        {
+            // With a page its cursor is lost, and so are the pages behind it.
+            vms.truncate(page * page_size);
+            missing = Some(format!("page {page}"));
+        }
+        Ok(Listing { vms, missing })
+    }
+
+    async fn probe(&self) -> Result<(), ProviderError> {
+        self.call(Op::Probe, About::default(), |_, _| Ok(())).await
+    }
+
+    async fn clean(&self, permit: Permit, vm: &VmRef) -> Result<(), ProviderError> {
+        let about = Self::about(&permit, vm);
+        self.call(Op::Clean, about, |cloud, moment| {
+            cloud.clean(&self.owner, vm, moment.now);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn subnet_free(&self, subnet: &str) -> Result<SubnetFree, ProviderError> {
+        let limit = self.shared.options.subnet_capacity.get(subnet).copied();
+        let about = About { subnet: Some(subnet.to_owned()), ..About::default() };
+        self.call(Op::SubnetFree, about, |cloud, moment| {
+            Ok(limit.map_or(SubnetFree::Unlimited, |limit| {
+                SubnetFree::Free(limit.saturating_sub(cloud.n_in_subnet(subnet, moment.now)))
+            }))
+        })
+        .await
+    }
+
+    async fn instance_type(&self, name: &str) -> Result<Option<InstanceType>, ProviderError> {
+        let known = self.shared.options.instance_types.get(name).cloned();
+        self.call(Op::InstanceType, About::default(), |_, _| Ok(known)).await
+    }
+
+    async fn resolve_image(&self, query: &ImageQuery) -> Result<Option<String>, ProviderError> {
+        let names = query.filters.get("name");
+        let fits = |name: &str| names.is_none_or(|names| names.iter().any(|pattern| glob(pattern, name)));
+        let mut images: Vec<&(String, String)> =
+            self.shared.options.images.iter().filter(|(name, _)| fits(name)).collect();
+        if query.by_name {
+            images.sort();
+        }
+        let chosen = if query.ascending { images.first() } else { images.last() };
+        let chosen = chosen.map(|(_, id)| id.clone());
+        self.call(Op::ResolveImage, About::default(), |_, _| Ok(chosen)).await
+    }
+
+    async fn lb_register(&self, permit: Permit, lb: &LbKey, vm: &VmRef) -> Result<(), ProviderError> {
+        let options = &self.shared.options;
+        self.call(Op::LbRegister, Self::about(&permit, vm), |cloud, moment| {
+            cloud.register(options, lb, vm.instance, if moment.partial { 1 } else { usize::MAX });
+            Ok(())
+        })
+        .await
+    }
+
+    async fn lb_deregister(&self, permit: Permit, lb: &LbKey, vm: &VmRef) -> Result<(), ProviderError> {
+        let options = &self.shared.options;
+        self.call(Op::LbDeregister, Self::about(&permit, vm), |cloud, moment| {
+            cloud.deregister(options, lb, vm.instance, moment.now);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn lb_members(&self, lb: &LbKey) -> Result<BTreeMap<InstanceId, LbMember>, ProviderError> {
+        self.call(Op::LbMembers, About::default(), |cloud, moment| Ok(cloud.members(lb, moment.now))).await
+    }
+
+    async fn self_id(&self) -> Option<String> {
+        self.self_id.clone()
+    }
+
+    async fn net_holder(&self, network: &LeaderNetwork) -> Result<Option<String>, ProviderError> {
+        self.call(Op::NetHolder, About::default(), |cloud, _| Ok(cloud.addresses.get(&network.ip).cloned())).await
+    }
+
+    async fn net_assign(
+        &self,
+        permit: Permit,
+        network: &LeaderNetwork,
+        _previous: Option<&str>,
+    ) -> Result<(), ProviderError> {
+        let me = self.me(Op::NetAssign)?;
+        let about = About { epoch: Some(permit.epoch()), ..About::default() };
+        let ours = self.cloud().addresses.get(&network.ip) == Some(&me);
+        if !ours {
+            tokio::time::sleep(self.shared.options.address_move_time).await;
+        }
+        self.call(Op::NetAssign, about, |cloud, _| {
+            cloud.addresses.insert(network.ip, me);
+            Ok(())
+        })
+        .await
+    }
+
+    async fn net_release(&self, network: &LeaderNetwork) -> Result<(), ProviderError> {
+        let me = self.me(Op::NetRelease)?;
+        self.call(Op::NetRelease, About::default(), |cloud, _| {
+            if cloud.addresses.get(&network.ip) == Some(&me) {
+                cloud.addresses.remove(&network.ip);
+            }
+            Ok(())
+        })
+        .await
+    }
+
+    fn k8s_provider_id(&self, vm: &VmRef) -> String {
+        format!("fake:///{}", vm.provider_id.clone().unwrap_or_else(|| vm.instance.to_string()))
+    }
+}

@@ -1,5 +1,7 @@
 //! What the development providers accept in a config, known without any of them running.
 
+use std::collections::BTreeMap;
+
 use nstance_core::{
     ports::schema::{ProviderSchema, SchemaFault, SchemaProblem, refuse_all},
     value::{Object, Value},
@@ -111,6 +113,16 @@ impl Holds {
             (Self::Capacities, _) => wrong("an object of subnet to number of places"),
         }
     }
+}
+
+/// Reads `subnet_capacity`, which was checked.
+pub(crate) fn capacities(options: &Object) -> BTreeMap<String, u64> {
+    let Some(map) = options.get("subnet_capacity").and_then(Value::as_object) else { return BTreeMap::new() };
+    let place = |(subnet, value): (&str, &Value)| match value {
+        Value::Int(n) => Some((subnet.to_owned(), u64::try_from(*n).ok()?)),
+        _ => None,
+    };
+    map.iter().filter_map(place).collect()
 }
 
 #[cfg(test)]

@@ -11,7 +11,10 @@ use nstance_core::{
     value::{Object, Value},
 };
 
-use crate::{duration, schema::schema};
+use crate::{
+    duration,
+    schema::{capacities, schema},
+};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessOptions {
@@ -84,15 +87,6 @@ impl ProcessOptions {
             ..Self::new(owner, agent_binary, work_dir)
         })
     }
-}
-
-pub(crate) fn capacities(options: &Object) -> BTreeMap<String, u64> {
-    let Some(map) = options.get("subnet_capacity").and_then(Value::as_object) else { return BTreeMap::new() };
-    let place = |(subnet, value): (&str, &Value)| match value {
-        Value::Int(n) => Some((subnet.to_owned(), u64::try_from(*n).ok()?)),
-        _ => None,
-    };
-    map.iter().filter_map(place).collect()
 }
 
 #[cfg(test)]

@@ -1,0 +1,408 @@
+//! The cloud behind the fake provider: VMs with a timeline, and everything else it keeps in memory.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::IpAddr,
+    time::Duration,
+};
+
+use nstance_core::{
+    ids::{ClusterId, InstanceId, LbKey, Shard},
+    instance::Seen,
+    ports::provider::{ErrorClass, LbMember, Owner, ProviderError, Tags, Vm, VmRef, VmSpec},
+    time::{Mono, Timestamp},
+};
+
+use super::{
+    options::FakeOptions,
+    script::{About, Call, Op, Outcome, Rule, When},
+};
+
+/// A VM of the fake cloud, gone ones included until they are cleaned.
+#[derive(Debug, Clone, PartialEq)]
+pub struct FakeVm {
+    pub provider_id: String,
+    /// Its name; a stranger's may be none of ours.
+    pub instance: Option<InstanceId>,
+    /// As its tags say; `None` for an untagged stranger.
+    pub owner: Option<(ClusterId, Shard)>,
+    pub tags: Option<Tags>,
+    /// The request that made it.
+    pub spec: Option<VmSpec>,
+    pub created: Mono,
+    pub created_at: Timestamp,
+    pub instance_type: Option<String>,
+    pub subnet: Option<String>,
+    pub host: Option<String>,
+    pub ip4: Option<String>,
+    pub spot: bool,
+    /// Termination protection: a delete is refused.
+    pub protected: bool,
+    /// When it will be reclaimed, once that was announced.
+    pub notice: Option<Timestamp>,
+    /// What it is from which moment on; some of it may lie ahead.
+    timeline: Vec<(Mono, Seen)>,
+}
+
+impl FakeVm {
+    /// `None` before it was made.
+    pub fn seen_at(&self, at: Mono) -> Option<Seen> {
+        self.timeline.iter().rev().find(|(from, _)| *from <= at).map(|(_, seen)| *seen)
+    }
+
+    fn is_gone(&self, at: Mono) -> bool {
+        self.seen_at(at) == Some(Seen::Gone)
+    }
+
+    fn is_owned_by(&self, owner: &Owner) -> bool {
+        self.owner.as_ref().is_some_and(|(cluster, shard)| *cluster == owner.cluster && *shard == owner.shard)
+    }
+
+    /// From `now` on, forgets what was to come and lives through `steps` instead.
+    pub(super) fn goes(&mut self, now: Mono, steps: impl IntoIterator<Item = (Duration, Seen)>) {
+        self.timeline.retain(|(from, _)| *from <= now);
+        self.timeline.extend(steps.into_iter().map(|(after, seen)| (now + after, seen)));
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Cloud {
+    pub(super) vms: BTreeMap<String, FakeVm>,
+    /// Client tokens: who was made for which instance, gone or not.
+    made: BTreeMap<InstanceId, String>,
+    n_made: u64,
+    pub(super) rules: Vec<Rule>,
+    pub(super) calls: Vec<Call>,
+    counts: BTreeMap<Op, u64>,
+    pub(super) outage: bool,
+    pub(super) hosts_down: BTreeSet<String>,
+    pub(super) hosts_silent: BTreeSet<String>,
+    pub(super) failing_page: Option<usize>,
+    /// Key, member, one entry for each target group.
+    balancers: BTreeMap<LbKey, BTreeMap<InstanceId, Vec<Target>>>,
+    pub(super) addresses: BTreeMap<IpAddr, String>,
+    /// Throttling: tokens left, in thousandths, and when they were counted.
+    bucket: Option<(u64, Mono)>,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Target {
+    Out,
+    In,
+    DrainingUntil(Mono),
+}
+
+/// What the script says about a call that just began.
+pub(super) struct Begun {
+    pub(super) call: usize,
+    pub(super) outcome: Option<Outcome>,
+    pub(super) refused: Option<ProviderError>,
+}
+
+impl Cloud {
+    pub(super) fn begin(&mut self, options: &FakeOptions, op: Op, about: &About, at: Timestamp, mono: Mono) -> Begun {
+        let n = self.counts.entry(op).or_default();
+        *n += 1;
+        let n = *n;
+        let About { instance, group, subnet, epoch } = about.clone();
+        self.calls.push(Call { op, n, instance, group, subnet, epoch, at, mono, landed: false, answer: None });
+        let outcome = self.script(op, n, about);
+        let refused = if self.outage {
+            Some(op.error(ErrorClass::Unavailable, "the cloud does not answer"))
+        } else if !self.take_token(options, mono) {
+            let mut error = op.error(ErrorClass::Throttled, "rate limit exceeded");
+            error.retry_after = Some(Duration::from_secs(1));
+            Some(error)
+        } else {
+            None
+        };
+        Begun { call: self.calls.len() - 1, outcome, refused }
+    }
+
+    /// The first rule that fits, used once.
+    fn script(&mut self, op: Op, n: u64, about: &About) -> Option<Outcome> {
+        let rule = self.rules.iter_mut().find(|rule| rule.op == op && 0 < rule.times && rule.when.matches(n, about))?;
+        Some(rule.apply())
+    }
+
+    /// A rule about one VM of a call that is about many.
+    pub(super) fn script_one(&mut self, about: &About) -> Option<Outcome> {
+        let rule = self.rules.iter_mut().find(|rule| {
+            let of_one = matches!(rule.when, When::Instance(_) | When::Group(_) | When::Subnet(_));
+            rule.op == Op::Describe && of_one && 0 < rule.times && rule.when.matches(0, about)
+        })?;
+        Some(rule.apply())
+    }
+
+    fn take_token(&mut self, options: &FakeOptions, now: Mono) -> bool {
+        if options.throttle_rate == 0 {
+            return true;
+        }
+        let full = options.throttle_rate.saturating_mul(1000);
+        let (left, counted) = self.bucket.unwrap_or((full, now));
+        let millis = u64::try_from(now.since(counted).as_millis()).unwrap_or(u64::MAX);
+        let left = left.saturating_add(millis.saturating_mul(options.throttle_rate)).min(full);
+        let granted = 1000 <= left;
+        self.bucket = Some((if granted { left - 1000 } else { left }, now));
+        granted
+    }
+
+    pub(super) fn create(
+        &mut self,
+        options: &FakeOptions,
+        owner: &Owner,
+        spec: &VmSpec,
+        now: Mono,
+        at: Timestamp,
+    ) -> Result<Vm, ProviderError> {
+        let refuse = |class, code: &str, message: String| {
+            Err(ProviderError { code: Some(code.to_owned()), ..Op::Create.error(class, message) })
+        };
+        if let Some(key) = spec.args.keys().next() {
+            return refuse(ErrorClass::Invalid, "UnknownParameter", format!("unknown parameter {key}"));
+        }
+        if options.idempotent_create
+            && let Some(made) = self.made.get(&spec.instance)
+        {
+            return match self.vms.get(made) {
+                Some(vm) if !vm.is_gone(now) && vm.spec.as_ref() != Some(spec) => {
+                    let message = format!("instance {} was asked for with other parameters", spec.instance);
+                    refuse(ErrorClass::Ambiguous, "IdempotentParameterMismatch", message)
+                }
+                Some(vm) if !vm.is_gone(now) => Ok(view(vm, spec.instance, vm.seen_at(now).unwrap_or(Seen::Pending))),
+                _ => {
+                    let message = format!("instance {} existed and is gone", spec.instance);
+                    refuse(ErrorClass::NotFound, "IdempotentInstanceTerminated", message)
+                }
+            };
+        }
+        if let Some(id) = &spec.reserved_id
+            && self.vms.contains_key(id)
+        {
+            return refuse(ErrorClass::Invalid, "AlreadyExists", format!("{id} exists already"));
+        }
+        let standing = |subnet: &str| {
+            let there = |vm: &&FakeVm| vm.subnet.as_deref() == Some(subnet) && !vm.is_gone(now);
+            u64::try_from(self.vms.values().filter(there).count()).unwrap_or(u64::MAX)
+        };
+        if let Some(limit) = options.subnet_capacity.get(&spec.subnet)
+            && *limit <= standing(&spec.subnet)
+        {
+            let message = format!("subnet {} has no free address", spec.subnet);
+            return refuse(ErrorClass::Capacity, "InsufficientFreeAddressesInSubnet", message);
+        }
+        let host = match self.choose_host(options, now) {
+            Ok(host) => host,
+            Err(()) => return refuse(ErrorClass::Capacity, "InsufficientHostCapacity", "no host is up".to_owned()),
+        };
+        self.n_made += 1;
+        let provider_id = spec.reserved_id.clone().unwrap_or_else(|| format!("fake-{:08}", self.n_made));
+        let mut vm = FakeVm {
+            provider_id: provider_id.clone(),
+            instance: Some(spec.instance),
+            owner: Some((owner.cluster.clone(), owner.shard.clone())),
+            tags: Some(spec.tags.clone()),
+            spec: Some(spec.clone()),
+            created: now,
+            created_at: at,
+            instance_type: spec.instance_type.clone(),
+            subnet: Some(spec.subnet.clone()),
+            host,
+            ip4: Some(address(self.n_made)),
+            spot: false,
+            protected: false,
+            notice: None,
+            timeline: Vec::new(),
+        };
+        vm.goes(now, [(Duration::ZERO, Seen::Pending), (options.boot_time, Seen::Running)]);
+        let shown = view(&vm, spec.instance, vm.seen_at(now).unwrap_or(Seen::Pending));
+        self.made.entry(spec.instance).or_insert_with(|| provider_id.clone());
+        self.vms.insert(provider_id, vm);
+        Ok(shown)
+    }
+
+    /// The host with the fewest VMs, then the first.
+    fn choose_host(&self, options: &FakeOptions, now: Mono) -> Result<Option<String>, ()> {
+        if options.hosts == 0 {
+            return Ok(None);
+        }
+        let load =
+            |host: &str| self.vms.values().filter(|vm| vm.host.as_deref() == Some(host) && !vm.is_gone(now)).count();
+        (0..options.hosts)
+            .map(|n| format!("host-{n}"))
+            .filter(|host| !self.hosts_down.contains(host))
+            .min_by_key(|host| load(host))
+            .map(Some)
+            .ok_or(())
+    }
+
+    pub(super) fn add_stranger(
+        &mut self,
+        provider_id: &str,
+        instance: Option<InstanceId>,
+        tags: Option<Tags>,
+        now: Mono,
+        at: Timestamp,
+    ) {
+        let mut vm = FakeVm {
+            provider_id: provider_id.to_owned(),
+            instance,
+            owner: tags.as_ref().map(|tags| (tags.cluster.clone(), tags.shard.clone())),
+            tags,
+            spec: None,
+            created: now,
+            created_at: at,
+            instance_type: None,
+            subnet: None,
+            host: None,
+            ip4: None,
+            spot: false,
+            protected: false,
+            notice: None,
+            timeline: Vec::new(),
+        };
+        vm.goes(now, [(Duration::ZERO, Seen::Running)]);
+        self.vms.insert(provider_id.to_owned(), vm);
+    }
+
+    /// The VM a ref means, if it is the owner's: by its provider id and then only if it bears the name, else by name.
+    fn meant(&self, owner: &Owner, vm: &VmRef) -> Option<&FakeVm> {
+        let ours = |it: &&FakeVm| it.instance == Some(vm.instance) && it.is_owned_by(owner);
+        match &vm.provider_id {
+            Some(id) => self.vms.get(id).filter(ours),
+            None => {
+                let newest = |it: &&FakeVm| it.created;
+                self.vms.values().filter(ours).max_by_key(newest)
+            }
+        }
+    }
+
+    pub(super) fn meant_mut(&mut self, owner: &Owner, vm: &VmRef) -> Option<&mut FakeVm> {
+        let id = self.meant(owner, vm)?.provider_id.clone();
+        self.vms.get_mut(&id)
+    }
+
+    pub(super) fn delete(
+        &mut self,
+        options: &FakeOptions,
+        owner: &Owner,
+        vm: &VmRef,
+        now: Mono,
+    ) -> Result<(), ProviderError> {
+        let down = self.hosts_down.clone();
+        let Some(vm) = self.meant_mut(owner, vm) else { return Ok(()) };
+        if vm.is_gone(now) || vm.seen_at(now) == Some(Seen::Deleting) {
+            return Ok(());
+        }
+        if vm.protected {
+            let code = Some("OperationNotPermitted".to_owned());
+            return Err(ProviderError { code, ..Op::Delete.error(ErrorClass::Invalid, "the VM is protected") });
+        }
+        if vm.host.as_ref().is_some_and(|host| down.contains(host)) {
+            return Err(Op::Delete.error(ErrorClass::Unavailable, "the VM's host is down"));
+        }
+        vm.goes(now, [(Duration::ZERO, Seen::Deleting), (options.delete_time, Seen::Gone)]);
+        Ok(())
+    }
+
+    /// `Err` if its host does not answer, `None` if there is none.
+    pub(super) fn describe(
+        &self,
+        options: &FakeOptions,
+        owner: &Owner,
+        vm: &VmRef,
+        now: Mono,
+    ) -> Result<Option<Vm>, ProviderError> {
+        let instance = vm.instance;
+        let Some(vm) = self.meant(owner, vm) else { return Ok(None) };
+        if now < vm.created + options.visibility_delay {
+            return Ok(None);
+        }
+        self.look(vm, instance, now).map(Some)
+    }
+
+    fn look(&self, vm: &FakeVm, instance: InstanceId, at: Mono) -> Result<Vm, ProviderError> {
+        let on = |hosts: &BTreeSet<String>| vm.host.as_ref().is_some_and(|host| hosts.contains(host));
+        if on(&self.hosts_silent) {
+            return Err(Op::Describe.error(ErrorClass::Unavailable, "the VM's host does not answer"));
+        }
+        let seen = match vm.seen_at(at).unwrap_or(Seen::Pending) {
+            Seen::Gone => Seen::Gone,
+            _ if on(&self.hosts_down) => Seen::HostDown,
+            seen => seen,
+        };
+        Ok(view(vm, instance, seen))
+    }
+
+    /// All of the owner's VMs that are not gone, as they were at `then`; and the hosts that did not answer.
+    pub(super) fn list(&self, owner: &Owner, then: Mono) -> (Vec<Vm>, Option<String>) {
+        let listed = self.vms.values().filter(|vm| vm.is_owned_by(owner) && vm.created <= then && !vm.is_gone(then));
+        let vms = listed.filter_map(|vm| self.look(vm, vm.instance?, then).ok()).collect();
+        let silent: Vec<&str> = self.hosts_silent.iter().map(String::as_str).collect();
+        (vms, (!silent.is_empty()).then(|| silent.join(", ")))
+    }
+
+    pub(super) fn n_in_subnet(&self, subnet: &str, now: Mono) -> u64 {
+        let there = |vm: &&FakeVm| vm.subnet.as_deref() == Some(subnet) && !vm.is_gone(now);
+        self.vms.values().filter(there).count().try_into().unwrap_or(u64::MAX)
+    }
+
+    /// Forgets a VM that is gone.
+    pub(super) fn clean(&mut self, owner: &Owner, vm: &VmRef, now: Mono) {
+        if let Some(vm) = self.meant(owner, vm)
+            && vm.is_gone(now)
+        {
+            let id = vm.provider_id.clone();
+            self.vms.remove(&id);
+        }
+    }
+
+    /// At the first `n_targets` target groups of all `lb_targets`.
+    pub(super) fn register(&mut self, options: &FakeOptions, lb: &LbKey, instance: InstanceId, n_targets: usize) {
+        let blank = || vec![Target::Out; options.lb_targets.max(1)];
+        let targets = self.balancers.entry(lb.clone()).or_default().entry(instance).or_insert_with(blank);
+        targets.iter_mut().take(n_targets).for_each(|target| *target = Target::In);
+    }
+
+    pub(super) fn deregister(&mut self, options: &FakeOptions, lb: &LbKey, instance: InstanceId, now: Mono) {
+        let Some(targets) = self.balancers.get_mut(lb).and_then(|members| members.get_mut(&instance)) else { return };
+        for target in targets.iter_mut().filter(|it| **it == Target::In) {
+            *target = Target::DrainingUntil(now + options.lb_drain_time);
+        }
+    }
+
+    pub(super) fn members(&self, lb: &LbKey, now: Mono) -> BTreeMap<InstanceId, LbMember> {
+        let member = |targets: &[Target]| {
+            if targets.iter().any(|it| matches!(it, Target::DrainingUntil(until) if now < *until)) {
+                Some(LbMember::Draining)
+            } else {
+                targets.iter().all(|it| *it == Target::In).then_some(LbMember::In)
+            }
+        };
+        let members = self.balancers.get(lb).into_iter().flatten();
+        members.filter_map(|(instance, targets)| Some((*instance, member(targets)?))).collect()
+    }
+}
+
+fn view(vm: &FakeVm, instance: InstanceId, seen: Seen) -> Vm {
+    Vm {
+        vm: VmRef { instance, provider_id: Some(vm.provider_id.clone()) },
+        seen,
+        tags: vm.tags.clone(),
+        created_at: Some(vm.created_at),
+        ip4: vm.ip4.clone(),
+        ip6: None,
+        hostname: None,
+        fqdn: None,
+        instance_type: vm.instance_type.clone(),
+        subnet: vm.subnet.clone(),
+        host: vm.host.clone(),
+        spot: Some(vm.spot),
+    }
+}
+
+/// A private address for the nth VM.
+fn address(n: u64) -> String {
+    let [.., a, b, c] = n.to_be_bytes();
+    format!("10.{a}.{b}.{c}")
+}
