@@ -1,0 +1,353 @@
+//! The keys a server holds: CA, nonce key, its own certificate. And how the first of them come to be.
+//!
+//! A CA is made in two steps, each of which may be the last before a crash: the key under its own name, then the
+//! certificate of the key *that is stored*. Creating `ca.crt` is the commit; whoever loses a race uses the winner's.
+
+use std::{
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use nstance_core::{
+    ids::{ClusterId, Epoch, InstanceId, OperatorId, Tenant},
+    instance::{Instance, Ownership},
+    ports::{
+        clock::{Clock, Entropy},
+        objects::{Condition, ObjectStore, StoreError, StoreFault},
+        secrets::{Secret, Secrets},
+    },
+    time::Timestamp,
+};
+use nstance_identity::{
+    ca::{
+        Bundle, CA_KEY_SECRET, Ca, CaError, CaProfile, CaStep, NONCE_KEY_SECRET, ca_key_secret, ca_step,
+        make_ca_certificate,
+    },
+    issue::{IssueError, Issued, SERVER_TTL, ServerProfile},
+    keys::{KeyError, KeyPair, PublicKey},
+    nonce::{AgentNonce, NonceKeys, sign_agent_nonce},
+    renew::renew_at,
+    tls::{ClientTrust, ServerIdentity, TlsError},
+};
+use nstance_store::{
+    cache::Cache,
+    cas::{RecordError, Records},
+    fence::Fence,
+    records::{ca_crt_key, certlog::CertlogRecord},
+};
+
+use crate::service::register::logged;
+
+#[derive(Debug, thiserror::Error)]
+pub enum AuthorityError {
+    #[error("read or write {what}")]
+    Store { what: String, source: StoreError },
+    #[error("log the CA's certificate")]
+    Log(#[source] RecordError),
+    #[error("CA")]
+    Ca(#[source] CaError),
+    #[error("secret {name} does not hold a usable key; restore it")]
+    Key { name: String, source: KeyError },
+    #[error(
+        "ca.crt (fp {fingerprint}) has no matching key in {secrets}: restore secret ca.key, or run nstance-admin \
+         cluster rotate-ca --lost-key"
+    )]
+    KeyLost { fingerprint: String, secrets: String },
+    #[error(
+        "the bucket holds neither ca.crt nor ca.key, but this server's cache remembers a CA: the store was lost; \
+         restore it (nstance-admin cluster restore), or delete the cache directory to begin anew"
+    )]
+    StoreLost,
+    #[error("issue the server's certificate")]
+    Issue(#[source] IssueError),
+    #[error("use the server's certificate")]
+    Tls(#[source] TlsError),
+}
+
+/// What a step of making the CA needs of its caller: the cluster lease.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Step {
+    /// Both are there and match.
+    Ready,
+    /// Something must be created, and that needs the cluster lease.
+    NeedsLease,
+}
+
+/// Where CA and nonce key live.
+pub struct Vault<'a> {
+    pub store: &'a dyn ObjectStore,
+    pub secrets: &'a dyn Secrets,
+    pub cache: &'a Cache,
+    pub records: &'a Records,
+    pub clock: &'a dyn Clock,
+    pub entropy: &'a dyn Entropy,
+    pub cluster: &'a ClusterId,
+    pub profile: &'a CaProfile,
+}
+
+/// The keys as read from the store, and only as read from it.
+pub struct Keys {
+    pub ca: Ca,
+    nonce: KeyPair,
+}
+
+impl Vault<'_> {
+    async fn bundle(&self) -> Result<Option<(Vec<u8>, Bundle)>, AuthorityError> {
+        match self.store.get(&ca_crt_key()).await {
+            Ok(object) => {
+                let bundle = Bundle::parse(&object.body).map_err(AuthorityError::Ca)?;
+                // Only for a day on which the bucket is empty and this cache is not.
+                let _ = self.cache.put_object(&ca_crt_key(), &object.etag, &object.body, Default::default());
+                Ok(Some((object.body, bundle)))
+            }
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(source) => Err(AuthorityError::Store { what: ca_crt_key(), source }),
+        }
+    }
+
+    async fn key(&self, name: &str) -> Result<Option<KeyPair>, AuthorityError> {
+        match self.secrets.get(name).await {
+            Ok(secret) => KeyPair::from_pkcs8_pem(&secret.0)
+                .map(Some)
+                .map_err(|source| AuthorityError::Key { name: name.to_owned(), source }),
+            Err(error) if error.is_not_found() => Ok(None),
+            Err(source) => Err(AuthorityError::Store { what: name.to_owned(), source }),
+        }
+    }
+
+    /// The CA's key: under the certificate's own name, else under the first one's.
+    async fn ca_key(&self, bundle: Option<&Bundle>) -> Result<Option<KeyPair>, AuthorityError> {
+        if let Some(bundle) = bundle
+            && let Some(key) = self.key(&ca_key_secret(&bundle.issuer().fingerprint)).await?
+        {
+            return Ok(Some(key));
+        }
+        self.key(CA_KEY_SECRET).await
+    }
+
+    fn remembered(&self) -> Option<Vec<u8>> {
+        self.cache.get_object(&ca_crt_key()).ok().flatten().map(|(_, body)| body)
+    }
+
+    /// Whether the keys are there, or somebody must make them.
+    pub async fn look(&self) -> Result<Step, AuthorityError> {
+        let bundle = self.bundle().await?;
+        let bundle = bundle.as_ref().map(|(_, bundle)| bundle);
+        let key = self.ca_key(bundle).await?;
+        match ca_step(bundle, key.as_ref()) {
+            CaStep::GoOn if self.key(NONCE_KEY_SECRET).await?.is_some() => Ok(Step::Ready),
+            CaStep::MakeKey if self.remembered().is_some() => Err(AuthorityError::StoreLost),
+            CaStep::GoOn | CaStep::MakeKey | CaStep::MakeCertificate => Ok(Step::NeedsLease),
+            CaStep::KeyLost { fingerprint } => {
+                Err(AuthorityError::KeyLost { fingerprint, secrets: self.secrets.describe() })
+            }
+        }
+    }
+
+    /// Makes what is missing, one step after the other, each by create-if-absent. Called under the cluster lease; were
+    /// it not, two callers would still agree on one CA.
+    pub async fn make(&self) -> Result<(), AuthorityError> {
+        loop {
+            let bundle = self.bundle().await?;
+            let bundle = bundle.as_ref().map(|(_, bundle)| bundle);
+            let key = self.ca_key(bundle).await?;
+            match ca_step(bundle, key.as_ref()) {
+                CaStep::GoOn => break,
+                CaStep::MakeKey => self.create_key(CA_KEY_SECRET).await?,
+                CaStep::MakeCertificate => {
+                    let Some(key) = key else { continue };
+                    // The same certificate as before, if we remember it; a new one of the same key otherwise.
+                    let remembered = self.remembered().filter(|body| {
+                        Bundle::parse(body).is_ok_and(|it| it.issuer().fingerprint == key.fingerprint())
+                    });
+                    let body = match remembered {
+                        Some(body) => body,
+                        None => self.new_certificate(&key).await?,
+                    };
+                    match self.store.put(&ca_crt_key(), body, Condition::Create).await {
+                        Ok(_) => tracing::info!(fingerprint = key.fingerprint(), "CA created"),
+                        Err(error) if retry(&error) => {}
+                        Err(source) => return Err(AuthorityError::Store { what: ca_crt_key(), source }),
+                    }
+                }
+                CaStep::KeyLost { fingerprint } => {
+                    return Err(AuthorityError::KeyLost { fingerprint, secrets: self.secrets.describe() });
+                }
+            }
+        }
+        if self.key(NONCE_KEY_SECRET).await?.is_none() {
+            self.create_key(NONCE_KEY_SECRET).await?;
+        }
+        Ok(())
+    }
+
+    /// A certificate of the key, logged before anybody can see it.
+    async fn new_certificate(&self, key: &KeyPair) -> Result<Vec<u8>, AuthorityError> {
+        let now = self.clock.now();
+        let issued = make_ca_certificate(key, self.profile, now, self.entropy);
+        let record = CertlogRecord {
+            cluster: self.cluster.clone(),
+            shard: None,
+            tenant: None,
+            subject_id: issued.issuer_fingerprint.clone(),
+            issued_at: now,
+            certificates: vec![logged("ca", &issued)],
+        };
+        let records = self.records.within(Duration::from_secs(5));
+        records.write_certlog(Fence::Epoch(Epoch(0)), &record).await.map_err(AuthorityError::Log)?;
+        Ok(issued.chain_pem.into_bytes())
+    }
+
+    async fn create_key(&self, name: &str) -> Result<(), AuthorityError> {
+        let key = KeyPair::generate(self.entropy);
+        let secret = Secret(key.to_pkcs8_pem().as_bytes().to_vec());
+        match self.secrets.create(name, &secret).await {
+            Ok(()) => Ok(()),
+            Err(error) if retry(&error) => Ok(()),
+            Err(source) => Err(AuthorityError::Store { what: name.to_owned(), source }),
+        }
+    }
+
+    /// Reads both and uses only what was read.
+    pub async fn load(&self) -> Result<Keys, AuthorityError> {
+        let Some((body, bundle)) = self.bundle().await? else {
+            return Err(self.missing(&ca_crt_key()));
+        };
+        let fingerprint = bundle.issuer().fingerprint.clone();
+        let key = self
+            .ca_key(Some(&bundle))
+            .await?
+            .ok_or_else(|| AuthorityError::KeyLost { fingerprint, secrets: self.secrets.describe() })?;
+        let ca = Ca::load(&body, [key]).map_err(AuthorityError::Ca)?;
+        let nonce = self.key(NONCE_KEY_SECRET).await?.ok_or_else(|| self.missing(NONCE_KEY_SECRET))?;
+        Ok(Keys { ca, nonce })
+    }
+
+    fn missing(&self, what: &str) -> AuthorityError {
+        let source = StoreError::new("get", what, StoreFault::NotFound, "missing");
+        AuthorityError::Store { what: what.to_owned(), source }
+    }
+}
+
+/// Somebody was faster, or nobody knows: either way the next look tells.
+fn retry(error: &StoreError) -> bool {
+    matches!(error.fault, StoreFault::Precondition | StoreFault::Ambiguous)
+}
+
+/// Issues certificates and nonces, and is what listeners show.
+pub struct Authority {
+    keys: Keys,
+    nonce_keys: NonceKeys,
+    entropy: Arc<dyn Entropy>,
+    profile: ServerProfile,
+    own_key: KeyPair,
+    own: Mutex<Issued>,
+    pub identity: Arc<ServerIdentity>,
+    pub trust: Arc<ClientTrust>,
+}
+
+impl Authority {
+    /// Issues the server's own certificate. It is to be logged before anybody sees it.
+    pub fn new(
+        keys: Keys,
+        profile: ServerProfile,
+        now: Timestamp,
+        entropy: Arc<dyn Entropy>,
+    ) -> Result<Self, AuthorityError> {
+        let own_key = KeyPair::generate(entropy.as_ref());
+        let own = keys
+            .ca
+            .issue_server(&profile, &own_key.public_key(), now, SERVER_TTL, entropy.as_ref())
+            .map_err(AuthorityError::Issue)?;
+        let identity = ServerIdentity::new(own.chain_pem.as_bytes(), &own_key).map_err(AuthorityError::Tls)?;
+        let trust = ClientTrust::new(keys.ca.bundle()).map_err(AuthorityError::Tls)?;
+        Ok(Self {
+            nonce_keys: NonceKeys::new([keys.nonce.public_key()]),
+            keys,
+            entropy,
+            profile,
+            own_key,
+            own: Mutex::new(own),
+            identity: Arc::new(identity),
+            trust: Arc::new(trust),
+        })
+    }
+
+    pub fn own_certificate(&self) -> Issued {
+        self.own.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    /// When the server's own certificate is due for renewal.
+    pub fn renew_at(&self) -> Timestamp {
+        let own = self.own_certificate();
+        renew_at(None, own.not_before, own.not_after, self.entropy.as_ref())
+    }
+
+    /// Issues the next certificate of this server.
+    pub fn reissue(&self, now: Timestamp) -> Result<Issued, AuthorityError> {
+        self.keys
+            .ca
+            .issue_server(&self.profile, &self.own_key.public_key(), now, SERVER_TTL, self.entropy.as_ref())
+            .map_err(AuthorityError::Issue)
+    }
+
+    /// Shows it from now on; connections that stand are not touched.
+    pub fn show(&self, issued: Issued) -> Result<(), AuthorityError> {
+        self.identity.swap(issued.chain_pem.as_bytes(), &self.own_key).map_err(AuthorityError::Tls)?;
+        *self.own.lock().unwrap_or_else(PoisonError::into_inner) = issued;
+        Ok(())
+    }
+
+    pub fn bundle_pem(&self) -> String {
+        self.keys.ca.bundle_pem().to_owned()
+    }
+
+    pub fn fingerprint(&self) -> String {
+        self.keys.ca.fingerprint().to_owned()
+    }
+
+    pub fn nonce_keys(&self) -> &NonceKeys {
+        &self.nonce_keys
+    }
+
+    /// The nonce of an instance: the same bytes from the same record, so that a repeated create is the same request.
+    pub fn agent_nonce(&self, instance: &Instance) -> String {
+        sign_agent_nonce(
+            &self.keys.nonce,
+            &AgentNonce {
+                instance: instance.id,
+                jti: instance.nonce.jti.clone(),
+                issued_at: instance.created_at,
+                expires_at: instance.nonce.expires_at,
+                cluster: instance.cluster.clone(),
+                tenant: instance.group.tenant.clone(),
+                shard: instance.shard.clone(),
+                group: instance.group.group.clone(),
+                on_demand: instance.ownership == Ownership::OnDemand,
+                config_hash: instance.runtime_hash.clone(),
+            },
+        )
+    }
+
+    pub fn issue_agent(
+        &self,
+        instance: &InstanceId,
+        tenant: &Tenant,
+        key: &PublicKey,
+        now: Timestamp,
+        ttl: Duration,
+    ) -> Result<Issued, IssueError> {
+        self.keys.ca.issue_agent(instance, tenant, key, now, ttl, self.entropy.as_ref())
+    }
+
+    pub fn issue_operator(
+        &self,
+        operator: &OperatorId,
+        tenant: &Tenant,
+        key: &PublicKey,
+        now: Timestamp,
+        ttl: Duration,
+    ) -> Result<Issued, IssueError> {
+        self.keys.ca.issue_operator(operator, tenant, key, now, ttl, self.entropy.as_ref())
+    }
+}

@@ -1,0 +1,535 @@
+//! The order of a start: health port first, then store, config, keys, cache; then the election, for ever.
+//!
+//! Whatever fails is retried and seen on the health port while it lasts. Two things end the process: a store that is
+//! not safe, and a signal.
+
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
+
+use anyhow::Context;
+use nstance_config::Config;
+use nstance_core::{
+    ids::{Epoch, ServerId, Shard},
+    ports::{
+        clock::{Clock, Entropy},
+        objects::ObjectStore,
+        provider::Provider,
+        secrets::Secrets,
+    },
+};
+use nstance_identity::{
+    ca::CaProfile,
+    issue::ServerProfile,
+    subject::{San, Subject},
+};
+use nstance_rt::{
+    backoff::Backoff, chain::Chain, clock::SystemClock, entropy::SystemEntropy, shutdown::StopSignals, tasks::Tasks,
+};
+use nstance_store::{
+    cache::Cache,
+    cas::Records,
+    fence::Fence,
+    qualify::{QualifyError, qualify},
+    rebuild::rebuild,
+    records::certlog::CertlogRecord,
+};
+use tokio::{net::TcpListener, sync::watch};
+
+use crate::{
+    args::Args,
+    authority::{Authority, Step, Vault},
+    cache::CacheWriter,
+    events::{Events, Reason, Tell},
+    http,
+    lead::{self, Candidate},
+    metrics::Metrics,
+    service::{
+        config::{self, Applied, LastGood},
+        register::logged,
+    },
+    term::{Advertised, Shared},
+    vitals::{Role, Vitals},
+    wiring,
+};
+
+/// Settings and components of one server. Tests bring their own components.
+pub struct Parts {
+    pub id: ServerId,
+    pub shard: Shard,
+    pub cachedir: PathBuf,
+    pub advertise_host: Option<String>,
+    pub store: Arc<dyn ObjectStore>,
+    pub clock: Arc<dyn Clock>,
+    pub entropy: Arc<dyn Entropy>,
+    /// Instead of the provider that the config names.
+    pub provider: Option<Arc<dyn Provider>>,
+}
+
+/// Where a leader is served, once it is.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Served {
+    pub health: Option<SocketAddr>,
+    pub leader: Option<Leader>,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Leader {
+    pub epoch: Epoch,
+    pub advertised: Advertised,
+}
+
+/// A running server.
+pub struct Running {
+    tasks: Tasks,
+    served: watch::Receiver<Served>,
+    fatal: watch::Receiver<Option<String>>,
+    pub metrics: Arc<Metrics>,
+    pub vitals: Arc<Vitals>,
+}
+
+impl Running {
+    /// Waits until this server leads and serves.
+    pub async fn leading(&mut self) -> anyhow::Result<Leader> {
+        let served = self.served.wait_for(|served| served.leader.is_some()).await.context("server ended")?;
+        served.leader.clone().context("server leads no more")
+    }
+
+    pub async fn health_addr(&mut self) -> anyhow::Result<SocketAddr> {
+        let served = self.served.wait_for(|served| served.health.is_some()).await.context("server ended")?;
+        served.health.context("no health port")
+    }
+
+    /// Resolves with the reason if the server cannot go on.
+    pub async fn failed(&mut self) -> String {
+        tokio::select! {
+            biased;
+            fatal = self.fatal.wait_for(Option::is_some) => match fatal {
+                Ok(fatal) => fatal.clone().unwrap_or_default(),
+                Err(_) => "server ended".to_owned(),
+            },
+            failure = self.tasks.failure() => failure.to_string(),
+        }
+    }
+
+    /// Hands leadership over and ends everything within `limit`.
+    pub async fn stop(self, limit: Duration) {
+        let aborted = self.tasks.end(limit).await;
+        if 0 < aborted {
+            tracing::warn!(aborted, "tasks did not end in time");
+        }
+    }
+}
+
+/// Runs a server until a signal, or until it cannot go on.
+pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
+    let mut signals = StopSignals::listen().context("listen for signals")?;
+    let store = wiring::store(&args)?;
+    let entropy: Arc<dyn Entropy> = Arc::new(SystemEntropy::new());
+    let mut running = start(Parts {
+        id: args.id.context("--id is missing")?,
+        shard: args.shard.context("--shard is missing")?,
+        cachedir: args.cachedir,
+        advertise_host: args.advertise_host,
+        store,
+        clock: Arc::new(SystemClock),
+        entropy: entropy.clone(),
+        provider: None,
+    });
+    let ended = tokio::select! {
+        biased;
+        signal = signals.next() => Ok(signal),
+        fatal = running.failed() => Err(fatal),
+    };
+    match ended {
+        Ok(signal) => {
+            tracing::info!(signal, "stopping; a second signal ends at once");
+            running.vitals.set_role(Role::Stopping, Epoch(0));
+            tokio::select! {
+                biased;
+                _ = signals.next() => Ok(ExitCode::FAILURE),
+                () = running.stop(Duration::from_secs(10)) => Ok(ExitCode::SUCCESS),
+            }
+        }
+        Err(fatal) => {
+            running.stop(Duration::from_secs(2)).await;
+            // A supervisor that restarts a whole fleet of servers should not do it in step.
+            let jitter = nstance_rt::entropy::jitter(entropy.as_ref(), Duration::from_secs(1));
+            tokio::time::sleep(jitter).await;
+            anyhow::bail!(fatal)
+        }
+    }
+}
+
+/// Starts a server in this process.
+pub fn start(parts: Parts) -> Running {
+    let tasks = Tasks::new();
+    let metrics = Arc::new(Metrics::new());
+    let vitals = Arc::new(Vitals::default());
+    let (served, watching) = watch::channel(Served::default());
+    let (fatal, fatality) = watch::channel(None);
+    let boot = Boot { parts, tasks: tasks.clone(), metrics: metrics.clone(), vitals: vitals.clone(), served };
+    tasks.spawn("server", async move {
+        if let Err(error) = boot.run().await {
+            fatal.send_replace(Some(format!("{error:#}")));
+        }
+    });
+    Running { tasks, served: watching, fatal: fatality, metrics, vitals }
+}
+
+struct Boot {
+    parts: Parts,
+    tasks: Tasks,
+    metrics: Arc<Metrics>,
+    vitals: Arc<Vitals>,
+    served: watch::Sender<Served>,
+}
+
+/// Ends a step early when the server stops.
+struct Stopped;
+
+impl Boot {
+    async fn run(self) -> anyhow::Result<()> {
+        match self.steps().await {
+            Ok(()) => Ok(()),
+            Err(End::Stopped) => Ok(()),
+            Err(End::Fatal(error)) => Err(error),
+        }
+    }
+
+    async fn steps(&self) -> Result<(), End> {
+        let parts = &self.parts;
+        self.vitals.set_store(parts.store.describe());
+        let last_good = LastGood::new(&parts.cachedir, &parts.shard);
+        let health = self.first_health_port(&last_good).await;
+        self.qualified().await?;
+        let applied = self.config(&last_good).await?;
+        let server = &applied.config.server;
+        self.health_port(health, &applied).await?;
+        // Bound for the life of the process: while it is, no other server can be bound here, so one that finds the
+        // lease naming this very address knows that its holder is gone.
+        let election = self.bind("election", wiring::socket_addr(&server.bind.election)).await?;
+        let cache = self.cache(&applied).await?;
+        let metrics = self.metrics.clone();
+        let writer = CacheWriter::start(&self.tasks, cache.clone(), metrics);
+        let entropy = parts.entropy.clone();
+        let secrets = self
+            .until("secrets", || async { wiring::secrets(&applied.config, parts.store.clone(), entropy.clone()) })
+            .await?;
+        let records = Records::new(
+            parts.store.clone(),
+            parts.shard.clone(),
+            format!("{}/{}", parts.shard, parts.id),
+            parts.clock.clone(),
+            parts.entropy.clone(),
+        );
+        let election_addr = election.local_addr().map_err(|error| End::Fatal(error.into()))?;
+        let health_addr = self.served.borrow().health.unwrap_or(election_addr);
+        let candidate = Candidate::new(parts, &applied, election_addr, health_addr);
+        let authority = self.authority(&applied, &cache, secrets.as_ref(), &records, &candidate).await?;
+        let provider = match &parts.provider {
+            Some(provider) => provider.clone(),
+            None => wiring::provider(&applied.config, parts.clock.clone(), parts.entropy.clone(), &self.tasks)
+                .map_err(End::Fatal)?,
+        };
+        for problem in provider.check().await {
+            tracing::warn!(error = %Chain(&problem), "provider check");
+        }
+        self.synced(&cache).await?;
+        self.vitals.set_loaded();
+        let shared = Arc::new(Shared {
+            id: parts.id.clone(),
+            cluster: server.cluster_id.clone(),
+            shard: parts.shard.clone(),
+            clock: parts.clock.clone(),
+            entropy: parts.entropy.clone(),
+            store: parts.store.clone(),
+            records,
+            provider,
+            authority,
+            metrics: self.metrics.clone(),
+            vitals: self.vitals.clone(),
+            events: Arc::new(Events::new(self.metrics.clone())),
+            cache: writer,
+        });
+        shared.events.tell(
+            parts.clock.now(),
+            Epoch(0),
+            Tell::shard(Reason::ConfigApplied, format!("config {} in force", applied.key))
+                .detail("etag", &applied.etag),
+        );
+        renew_own_certificate(&self.tasks, shared.clone());
+        lead::run(&self.tasks, shared, Arc::new(applied), cache, candidate, &self.served).await;
+        drop(election);
+        Ok(())
+    }
+
+    /// Tries until it works or the server stops; the cause is seen on the health port meanwhile.
+    async fn until<T, F>(&self, part: &'static str, mut attempt: impl FnMut() -> F) -> Result<T, Stopped>
+    where
+        F: Future<Output = anyhow::Result<T>>,
+    {
+        let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
+        loop {
+            let tried = tokio::select! {
+                biased;
+                () = self.tasks.token().cancelled() => return Err(Stopped),
+                tried = attempt() => tried,
+            };
+            match tried {
+                Ok(done) => {
+                    self.vitals.clear(part);
+                    return Ok(done);
+                }
+                Err(error) => {
+                    let wait = backoff.next(self.parts.entropy.as_ref());
+                    tracing::warn!(part, error = format!("{error:#}"), retry_in = ?wait, "start waits");
+                    self.vitals.problem(part, format!("{error:#}"));
+                    tokio::select! {
+                        biased;
+                        () = self.tasks.token().cancelled() => return Err(Stopped),
+                        () = tokio::time::sleep(wait) => {}
+                    }
+                }
+            }
+        }
+    }
+
+    /// Before the config is known the health port answers where the last good config put it, else at its default.
+    async fn first_health_port(&self, last_good: &LastGood) -> Option<(SocketAddr, Tasks)> {
+        let known = last_good.applied(&self.parts.shard, self.parts.clock.now());
+        let wanted = match &known {
+            Some(applied) => wiring::socket_addr(&applied.config.server.bind.health).ok()?,
+            None => SocketAddr::from(([0, 0, 0, 0], 8990)),
+        };
+        // Taken by somebody else: the config will tell where ours is.
+        let listener = TcpListener::bind(wanted).await.ok()?;
+        let tasks = self.tasks.child();
+        http::serve(&tasks, listener, self.vitals.clone(), self.metrics.clone());
+        Some((wanted, tasks))
+    }
+
+    async fn health_port(&self, first: Option<(SocketAddr, Tasks)>, applied: &Applied) -> Result<(), End> {
+        let wanted = wiring::socket_addr(&applied.config.server.bind.health).map_err(End::Fatal)?;
+        let bound = match first {
+            Some((bound, _)) if bound == wanted => bound,
+            first => {
+                if let Some((_, tasks)) = first {
+                    tasks.end(Duration::from_millis(100)).await;
+                }
+                let listener = self.bind("health", Ok(wanted)).await?;
+                let bound = listener.local_addr().map_err(|error| End::Fatal(error.into()))?;
+                http::serve(&self.tasks, listener, self.vitals.clone(), self.metrics.clone());
+                bound
+            }
+        };
+        self.served.send_modify(|served| served.health = Some(bound));
+        Ok(())
+    }
+
+    async fn bind(&self, part: &'static str, addr: anyhow::Result<SocketAddr>) -> Result<TcpListener, End> {
+        let addr = addr.map_err(End::Fatal)?;
+        let bind = || async move { TcpListener::bind(addr).await.with_context(|| format!("bind {addr}")) };
+        Ok(self.until(part, bind).await?)
+    }
+
+    async fn qualified(&self) -> Result<(), End> {
+        let parts = &self.parts;
+        let outcome = self
+            .until("store", || async {
+                match qualify(parts.store.as_ref(), &parts.shard, &parts.id, parts.entropy.as_ref()).await {
+                    Ok(()) => Ok(Ok(())),
+                    Err(error @ QualifyError::Unsafe { .. }) => Ok(Err(error)),
+                    Err(error) => Err(error.into()),
+                }
+            })
+            .await?;
+        outcome.map_err(|error| End::Fatal(error.into()))
+    }
+
+    async fn config(&self, last_good: &LastGood) -> Result<Applied, End> {
+        let parts = &self.parts;
+        let fetch = || async {
+            let fetched = config::fetch(parts.store.as_ref(), last_good, &parts.shard, parts.clock.now()).await?;
+            Ok(fetched)
+        };
+        let (applied, failure) = self.until("config", fetch).await?;
+        self.vitals.set_config(&applied.etag.0, applied.stale);
+        if let Some(failure) = failure {
+            tracing::error!(error = %Chain(&failure), "stored config is not usable, the last good one stays in force");
+            self.vitals.problem("config", format!("{}", Chain(&failure)));
+        }
+        Ok(applied)
+    }
+
+    async fn cache(&self, applied: &Applied) -> Result<Arc<Cache>, End> {
+        let server = &applied.config.server;
+        let open = || async {
+            let cache = Cache::open(&self.parts.cachedir, &server.cluster_id, &server.shard)?;
+            Ok(Arc::new(cache))
+        };
+        Ok(self.until("cache", open).await?)
+    }
+
+    /// Loads CA and nonce key; makes them under the cluster lease if nobody has yet.
+    async fn authority(
+        &self,
+        applied: &Applied,
+        cache: &Cache,
+        secrets: &dyn Secrets,
+        records: &Records,
+        candidate: &Candidate,
+    ) -> Result<Arc<Authority>, End> {
+        let parts = &self.parts;
+        let profile = ca_profile(&applied.config);
+        let vault = Vault {
+            store: parts.store.as_ref(),
+            secrets,
+            cache,
+            records,
+            clock: parts.clock.as_ref(),
+            entropy: parts.entropy.as_ref(),
+            cluster: &applied.config.server.cluster_id,
+            profile: &profile,
+        };
+        let keys = self
+            .until("ca", || async {
+                if vault.look().await? == Step::NeedsLease {
+                    lead::with_cluster_lease(candidate, vault.make()).await?;
+                }
+                Ok(vault.load().await?)
+            })
+            .await?;
+        let server_profile = ServerProfile {
+            server: parts.id.clone(),
+            cluster: applied.config.server.cluster_id.clone(),
+            shard: parts.shard.clone(),
+            sans: sans(&applied.config, parts.advertise_host.as_deref()),
+        };
+        let authority = Authority::new(keys, server_profile, parts.clock.now(), parts.entropy.clone())
+            .map_err(|error| End::Fatal(error.into()))?;
+        let own = authority.own_certificate();
+        self.until("certlog", || async { Ok(log_own(records, applied, &parts.id, &own, parts.clock.now()).await?) })
+            .await?;
+        Ok(Arc::new(authority))
+    }
+
+    /// The cache is brought up to date once before anybody is told that we are healthy.
+    async fn synced(&self, cache: &Cache) -> Result<(), End> {
+        let parts = &self.parts;
+        self.until("cache", || async {
+            let rebuilt = rebuild(parts.store.as_ref(), Some(cache), &parts.shard, parts.entropy.as_ref()).await?;
+            tracing::info!(records = rebuilt.n_listed, fetched = rebuilt.n_fetched, "cache synced");
+            Ok(())
+        })
+        .await?;
+        Ok(())
+    }
+}
+
+enum End {
+    Stopped,
+    Fatal(anyhow::Error),
+}
+
+impl From<Stopped> for End {
+    fn from(_: Stopped) -> Self {
+        Self::Stopped
+    }
+}
+
+fn ca_profile(config: &Config) -> CaProfile {
+    let mut profile = CaProfile::of(config.server.cluster_id.clone());
+    profile.ttl = Some(config.certificates.ca.ttl);
+    if let Ok(ca) = nstance_config::render::render_ca(config)
+        && let Some(common_name) = ca.cn
+    {
+        profile.subject = Some(Subject {
+            common_name,
+            organization: if ca.names.organization.is_empty() {
+                vec![config.server.cluster_id.to_string()]
+            } else {
+                ca.names.organization
+            },
+            country: ca.names.country,
+            province: ca.names.province,
+            locality: ca.names.locality,
+            street: ca.names.street,
+            postal_code: ca.names.postal_code,
+            ..Subject::default()
+        });
+    }
+    profile
+}
+
+/// Every name by which a client may dial this server.
+fn sans(config: &Config, advertise_host: Option<&str>) -> Vec<San> {
+    let server = &config.server;
+    let (bind, advertise) = (&server.bind, &server.advertise);
+    let own = wiring::primary_address().to_string();
+    let network = server.leader_network.as_ref().map(|network| network.ip.to_string());
+    let hosts = [&bind.health, &bind.election, &bind.registration, &bind.operator, &bind.agent]
+        .into_iter()
+        .chain([&advertise.health, &advertise.election, &advertise.registration, &advertise.operator, &advertise.agent])
+        .filter(|address| !address.is_any())
+        .map(|address| address.host.as_str());
+    let mut sans: Vec<San> = hosts
+        .chain(advertise.extra_sans.iter().map(String::as_str))
+        .chain(advertise_host)
+        .chain(network.as_deref())
+        .chain([own.as_str()])
+        .filter_map(|host| San::host(host).ok())
+        .collect();
+    sans.sort();
+    sans.dedup();
+    sans
+}
+
+async fn log_own(
+    records: &Records,
+    applied: &Applied,
+    id: &ServerId,
+    own: &nstance_identity::issue::Issued,
+    now: nstance_core::time::Timestamp,
+) -> Result<(), nstance_store::cas::RecordError> {
+    let server = &applied.config.server;
+    let record = CertlogRecord {
+        cluster: server.cluster_id.clone(),
+        shard: Some(server.shard.clone()),
+        tenant: None,
+        subject_id: id.to_string(),
+        issued_at: now,
+        certificates: vec![logged("server", own)],
+    };
+    records.within(Duration::from_secs(5)).write_certlog(Fence::Epoch(Epoch(0)), &record).await.map(|_| ())
+}
+
+/// The server's own certificate is renewed in place; connections that stand are not touched.
+fn renew_own_certificate(tasks: &Tasks, shared: Arc<Shared>) {
+    tasks.spawn_droppable("own certificate", async move {
+        loop {
+            let own = shared.authority.own_certificate();
+            #[expect(clippy::cast_precision_loss, reason = "seconds until the year 10889 fit")]
+            shared.metrics.certificate_expiry.set(own.not_after.as_millis() as f64 / 1000.0);
+            // Never less than a minute: a CA about to end would otherwise make this a busy loop.
+            let wait = shared.authority.renew_at().since(shared.clock.now()).max(Duration::from_secs(60));
+            tokio::time::sleep(wait).await;
+            let renewed = async {
+                let issued = shared.authority.reissue(shared.clock.now())?;
+                let record = CertlogRecord {
+                    cluster: shared.cluster.clone(),
+                    shard: Some(shared.shard.clone()),
+                    tenant: None,
+                    subject_id: shared.id.to_string(),
+                    issued_at: shared.clock.now(),
+                    certificates: vec![logged("server", &issued)],
+                };
+                let records = shared.records.within(Duration::from_secs(30));
+                records.write_certlog(Fence::Epoch(Epoch(0)), &record).await?;
+                shared.authority.show(issued)?;
+                anyhow::Ok(())
+            };
+            if let Err(error) = renewed.await {
+                tracing::warn!(error = format!("{error:#}"), "own certificate not renewed yet");
+            }
+        }
+    });
+}

@@ -1,0 +1,82 @@
+//! Writes to the SQLite cache, off the path of everything that matters.
+//!
+//! The cache is never read while we lead, only at the next rebuild, and that compares ETags with the store. So a row
+//! that was not written costs one read later and nothing else: when the queue is full, rows are dropped and counted.
+
+use std::sync::Arc;
+
+use nstance_core::instance::Instance;
+use nstance_rt::{chain::Chain, tasks::Tasks};
+use nstance_store::{
+    cache::{Cache, CachedObject},
+    records::{Versioned, encode, instance_key},
+};
+use tokio::sync::mpsc;
+
+use crate::metrics::Metrics;
+
+const QUEUE: usize = 4096;
+
+enum Write {
+    Put(Box<Versioned<Instance>>),
+    Purge(Box<Instance>),
+}
+
+#[derive(Clone)]
+pub struct CacheWriter {
+    sender: mpsc::Sender<Write>,
+    metrics: Arc<Metrics>,
+}
+
+impl CacheWriter {
+    /// Starts the one writer.
+    pub fn start(tasks: &Tasks, cache: Arc<Cache>, metrics: Arc<Metrics>) -> Self {
+        let (sender, mut receiver) = mpsc::channel::<Write>(QUEUE);
+        let token = tasks.token().clone();
+        tasks.spawn("cache writer", async move {
+            loop {
+                let mut batch = Vec::new();
+                tokio::select! {
+                    biased;
+                    n = receiver.recv_many(&mut batch, 256) => if n == 0 { return },
+                    () = token.cancelled() => return,
+                }
+                for write in batch {
+                    let written = match write {
+                        Write::Put(record) => put(&cache, &record),
+                        Write::Purge(instance) => cache.purge_instance(&instance),
+                    };
+                    if let Err(error) = written {
+                        tracing::warn!(error = %Chain(&error), "cache not written, the next rebuild reads the store");
+                    }
+                }
+            }
+        });
+        Self { sender, metrics }
+    }
+
+    pub fn put(&self, record: &Versioned<Instance>) {
+        self.send(Write::Put(Box::new(record.clone())));
+    }
+
+    pub fn purge(&self, instance: &Instance) {
+        self.send(Write::Purge(Box::new(instance.clone())));
+    }
+
+    fn send(&self, write: Write) {
+        if self.sender.try_send(write).is_err() {
+            self.metrics.cache_writes_dropped.inc();
+        }
+    }
+}
+
+fn put(cache: &Cache, record: &Versioned<Instance>) -> Result<(), nstance_store::cache::CacheError> {
+    let Versioned { value, etag, meta, extra } = record;
+    cache.put_objects(&[CachedObject {
+        key: instance_key(&value.shard, &value.group.tenant, &value.id),
+        etag: etag.clone(),
+        body: encode(value, meta, extra),
+        epoch: meta.epoch,
+    }])?;
+    cache.put_instance(value)
+}

@@ -1,0 +1,336 @@
+//! One action, one effect. The planner left no choice; what stands here is the order of writes and calls, and what an
+//! outcome means.
+//!
+//! Every effect asks the guard for a permit right before it starts. An instance is marked busy before its task begins
+//! and freed when it ends, so that no plan asks twice for what is under way.
+
+mod create;
+
+use std::{sync::Arc, time::Duration};
+
+use nstance_core::{
+    ids::{GroupRef, InstanceId},
+    instance::{Delete, Drain, Instance},
+    plan::{Action, DeleteReason, Planned},
+    ports::provider::{DeleteHow, ProviderError, VmRef},
+    snapshot::{BlockKind, Busy},
+    term::LeaseStalled,
+};
+use nstance_rt::{chain::Chain, entropy::jitter};
+use nstance_store::cas::RecordError;
+
+use crate::{
+    events::{Reason, Tell},
+    tasks::observe::{observe_call, provider_failed},
+    term::{Term, UpdateError},
+};
+
+/// Who decided, in facts that name a person or us.
+const BY: &str = "planner";
+
+#[derive(Debug, thiserror::Error)]
+enum ExecError {
+    #[error("change the record")]
+    Update(#[from] UpdateError),
+    #[error("write the record")]
+    Record(#[from] RecordError),
+    #[error("act")]
+    Stalled(#[from] LeaseStalled),
+    #[error("call the provider")]
+    Provider(#[source] ProviderError),
+    #[error("instance {0} is not known any more")]
+    Unknown(InstanceId),
+}
+
+/// Starts an action. Returns at once; the outcome arrives as facts and a wake-up.
+pub fn start(term: &Arc<Term>, planned: Planned) {
+    let Planned { priority, group, action } = planned;
+    tracing::debug!(%group, ?priority, ?action, "action");
+    match action {
+        Action::Create { reason } => create::begin(term, &group, reason, priority),
+        Action::ResolveCreate { instance } => {
+            spawn(term, group, instance, move |term, group| async move {
+                create::resolve(&term, &group, instance, priority).await
+            });
+        }
+        Action::StartDrain { instance, reason, delete_at, replacement } => {
+            spawn(term, group, instance, move |term, group| async move {
+                let now = term.now();
+                term.update(instance, |it| {
+                    let mut it = it.clone();
+                    match &mut it.drain {
+                        // Already draining: only an earlier deadline may replace a later one.
+                        Some(drain) if drain.cancelled_at.is_none() => {
+                            if drain.deadline <= delete_at {
+                                return None;
+                            }
+                            drain.deadline = delete_at;
+                        }
+                        other => {
+                            *other = Some(Drain {
+                                reason,
+                                started_at: now,
+                                deadline: delete_at,
+                                replacement,
+                                acked_at: None,
+                                acked_by: None,
+                                cancelled_at: None,
+                            });
+                        }
+                    }
+                    Some(it)
+                })
+                .await?;
+                let message = format!("drain for {} until {delete_at}", reason.as_str());
+                term.tell(Tell::instance(Reason::DrainStarted, &group, instance, message));
+                Ok(())
+            });
+        }
+        Action::CancelDrain { instance } => {
+            spawn(term, group, instance, move |term, group| async move {
+                let now = term.now();
+                term.update(instance, |it| {
+                    let mut it = it.clone();
+                    it.drain.as_mut().filter(|drain| drain.cancelled_at.is_none())?.cancelled_at = Some(now);
+                    Some(it)
+                })
+                .await?;
+                term.tell(Tell::instance(Reason::DrainCancelled, &group, instance, "its group needs it again"));
+                Ok(())
+            });
+        }
+        Action::Delete { instance, reason } => {
+            spawn(
+                term,
+                group,
+                instance,
+                move |term, group| async move { delete(&term, &group, instance, reason).await },
+            );
+        }
+        Action::MarkDeleted { instance } => {
+            spawn(term, group, instance, move |term, group| async move {
+                let now = term.now();
+                term.update(instance, |it| {
+                    let mut it = it.clone();
+                    let delete = it.delete.get_or_insert_with(|| Delete {
+                        reason: DeleteReason::Dead.to_string(),
+                        by: BY.to_owned(),
+                        requested_at: now,
+                        gone_at: None,
+                    });
+                    delete.gone_at.get_or_insert(now);
+                    Some(it)
+                })
+                .await?;
+                // From here on its certificate is refused, and what it has open ends.
+                if let Some(entry) = term.world.lock().entries.get(&instance) {
+                    entry.cut.cancel();
+                }
+                term.tell(Tell::instance(Reason::InstanceDeleted, &group, instance, "VM is gone"));
+                Ok(())
+            });
+        }
+        Action::Forget { instance } => {
+            spawn(term, group, instance, move |term, _| async move { forget(&term, instance).await });
+        }
+        Action::Adopt { vm } => {
+            let term = term.clone();
+            term.tasks.clone().spawn("adopt", async move { adopt(&term, &group, vm.instance).await });
+        }
+        Action::TerminateOrphan { vm } => {
+            let term = term.clone();
+            term.tasks.clone().spawn("orphan", async move { terminate_orphan(&term, &group, &vm).await });
+        }
+        // No provider of this build has load balancers that a group could name yet.
+        Action::LbRegister { lb, instance } | Action::LbDeregister { lb, instance } => {
+            tracing::error!(%lb, %instance, "load balancers are not served by this build");
+        }
+    }
+}
+
+/// Runs an effect on one instance: busy while it runs, a growing wait after a failure.
+fn spawn<F, Fut>(term: &Arc<Term>, group: GroupRef, instance: InstanceId, effect: F)
+where
+    F: FnOnce(Arc<Term>, GroupRef) -> Fut + Send + 'static,
+    Fut: Future<Output = Result<(), ExecError>> + Send + 'static,
+{
+    if let Some(entry) = term.world.lock().entries.get_mut(&instance) {
+        entry.busy = Some(Busy::Other);
+    }
+    let term = term.clone();
+    term.tasks.clone().spawn("action", async move {
+        let outcome = effect(term.clone(), group.clone()).await;
+        finish(&term, &group, instance, outcome);
+    });
+}
+
+fn finish(term: &Arc<Term>, group: &GroupRef, instance: InstanceId, outcome: Result<(), ExecError>) {
+    let now = term.now();
+    if let Some(entry) = term.world.lock().entries.get_mut(&instance) {
+        entry.busy = None;
+        match &outcome {
+            Ok(()) => entry.attempts = 0,
+            Err(_) => {
+                entry.attempts = entry.attempts.saturating_add(1);
+                entry.next_attempt_at = Some(now.plus(retry_wait(term, entry.attempts)));
+            }
+        }
+    }
+    if let Err(error) = outcome {
+        tracing::warn!(%group, %instance, error = %Chain(&error), "action failed, it is tried again");
+        if let ExecError::Provider(error) = &error {
+            provider_failed(term, error);
+        }
+    }
+    term.wake(group);
+}
+
+/// 1 s doubling to 60 s, full jitter above the first half second.
+fn retry_wait(term: &Term, attempts: u32) -> Duration {
+    let bound = Duration::from_secs(1).saturating_mul(2_u32.saturating_pow(attempts.saturating_sub(1)));
+    Duration::from_millis(500) + jitter(term.shared.entropy.as_ref(), bound.min(Duration::from_secs(60)))
+}
+
+/// Writes the durable word first, then asks the provider, then has somebody look until the end is proved.
+async fn delete(
+    term: &Arc<Term>,
+    group: &GroupRef,
+    instance: InstanceId,
+    reason: DeleteReason,
+) -> Result<(), ExecError> {
+    let now = term.now();
+    let mut began = false;
+    let known = { term.world.lock().entries.get(&instance).is_some_and(|entry| entry.instance().delete.is_some()) };
+    if !known {
+        term.update(instance, |it| {
+            if it.delete.is_some() {
+                return None;
+            }
+            let delete = Delete { reason: reason.to_string(), by: BY.to_owned(), requested_at: now, gone_at: None };
+            Some(Instance { delete: Some(delete), ..it.clone() })
+        })
+        .await?;
+        began = true;
+    }
+    if began {
+        term.tell(Tell::instance(Reason::InstanceDeleting, group, instance, reason.to_string()));
+        if reason == DeleteReason::NeverRegistered {
+            never_registered(term, group, instance);
+        }
+    }
+    let vm = {
+        let state = term.world.lock();
+        state.entries.get(&instance).ok_or(ExecError::Unknown(instance))?.vm_ref()
+    };
+    // A machine that is dead, or never came to life, has nobody to be graceful to.
+    let how = match reason {
+        DeleteReason::Dead | DeleteReason::NeverRegistered | DeleteReason::Unresolved => DeleteHow::Now,
+        DeleteReason::Drained(_) | DeleteReason::ScaleDown | DeleteReason::GroupDeleted => DeleteHow::Graceful,
+    };
+    let permit = term.guard.permit()?;
+    let started = term.world.clock().monotonic();
+    let deleted = term.shared.provider.delete(permit, &vm, how).await;
+    observe_call(term, "delete", started, deleted.as_ref().err());
+    deleted.map_err(|error| {
+        term.tell(Tell::instance(Reason::DeleteFailing, group, instance, format!("{}", Chain(&error))));
+        ExecError::Provider(error)
+    })?;
+    let now = term.now();
+    let look = {
+        let mut state = term.world.lock();
+        let Some(entry) = state.entries.get_mut(&instance) else { return Ok(()) };
+        // Asked again only if the proof stays away for long.
+        entry.next_attempt_at = Some(now.plus(Duration::from_secs(60)));
+        entry.describe.tries = 0;
+        entry.describe.due = None;
+        entry.describe.in_flight = true;
+        entry.vm_ref()
+    };
+    term.observer.look(vec![look]);
+    Ok(())
+}
+
+/// Machines that come up but never register point to a broken template: after two in a row, creates slow down.
+fn never_registered(term: &Arc<Term>, group: &GroupRef, instance: InstanceId) {
+    let now = term.now();
+    let message = "agent did not register in time; see the instance's console or agent log";
+    term.tell(Tell::instance(Reason::InstanceNeverRegistered, group, instance, message));
+    let mut state = term.world.lock();
+    let it = state.group(group);
+    it.never_registered_in_a_row += 1;
+    let n = it.never_registered_in_a_row;
+    if 2 <= n {
+        let wait = Duration::from_secs(60).saturating_mul(2_u32.saturating_pow(n - 2)).min(Duration::from_secs(600));
+        let message = format!("{n} instances in a row never registered");
+        it.block(BlockKind::BackingOff, message, now, Some(now.plus(wait)));
+    }
+}
+
+async fn forget(term: &Arc<Term>, instance: InstanceId) -> Result<(), ExecError> {
+    let (record, vm) = {
+        let state = term.world.lock();
+        let entry = state.entries.get(&instance).ok_or(ExecError::Unknown(instance))?;
+        (entry.instance().clone(), entry.vm_ref())
+    };
+    let cleaned = term.shared.provider.clean(term.guard.permit()?, &vm).await;
+    cleaned.map_err(ExecError::Provider)?;
+    term.shared
+        .records
+        .forget_instance(&term.guard, &record.group.tenant, &instance)
+        .await
+        .map_err(|error| term.failed(error))?;
+    term.shared.cache.purge(&record);
+    term.world.lock().remove(instance);
+    Ok(())
+}
+
+/// Makes a record again from a VM's tags, after the store itself said that there is none.
+async fn adopt(term: &Arc<Term>, group: &GroupRef, instance: InstanceId) {
+    let Some(vm) = term.world.lock().group(group).candidates.get(&instance).cloned() else { return };
+    match create::adopt(term, group, &vm).await {
+        Ok(record) => {
+            let adopted = record.value.adopted_at.is_some();
+            term.commit(record);
+            let now = term.now();
+            term.world.lock().observe(instance, vm.seen, Some(&vm), now);
+            if adopted {
+                let message = "VM without a record, adopted by its tags";
+                term.tell(Tell::instance(Reason::InstanceAdopted, group, instance, message));
+            }
+        }
+        Err(error) => {
+            tracing::warn!(%group, %instance, error = %Chain(&error), "VM not adopted, the next listing tries again");
+            // The candidate stays uncertain until then, so nothing is made in its place.
+            tokio::select! {
+                biased;
+                () = term.tasks.token().cancelled() => return,
+                () = tokio::time::sleep(Duration::from_secs(1)) => {}
+            }
+        }
+    }
+    term.wake(group);
+}
+
+async fn terminate_orphan(term: &Arc<Term>, group: &GroupRef, vm: &VmRef) {
+    let ended = async {
+        let deleted = term.shared.provider.delete(term.guard.permit()?, vm, DeleteHow::Now).await;
+        deleted.map_err(ExecError::Provider)?;
+        term.shared.provider.clean(term.guard.permit()?, vm).await.map_err(ExecError::Provider)
+    };
+    match ended.await {
+        Ok(()) => {
+            term.world.lock().group(group).candidates.remove(&vm.instance);
+            let message = "VM without a record ended";
+            term.tell(Tell::instance(Reason::OrphanTerminated, group, vm.instance, message));
+        }
+        Err(error) => {
+            tracing::warn!(%group, instance = %vm.instance, error = %Chain(&error), "orphan not ended, tried again");
+            tokio::select! {
+                biased;
+                () = term.tasks.token().cancelled() => return,
+                () = tokio::time::sleep(Duration::from_secs(1)) => {}
+            }
+        }
+    }
+    term.wake(group);
+}

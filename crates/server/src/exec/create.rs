@@ -1,0 +1,515 @@
+//! Making an instance. Where asking twice makes one, the intent and the call start together: no instance waits for a
+//! storage round trip that protects nothing. Elsewhere the intent comes first.
+
+use std::{sync::Arc, time::Duration};
+
+use nstance_config::{
+    MergedGroup,
+    render::{InstanceData, RenderData, render_args, render_userdata},
+};
+use nstance_core::{
+    ids::{GroupRef, InstanceId, uuid_v7},
+    instance::{Addresses, CreateFailure, CreateReason, Instance, NonceFact, Ownership, ProviderFact},
+    plan::Priority,
+    ports::{
+        clock::random,
+        provider::{Bootstrap, CreateMode, ErrorClass, Landed, ProviderError, Tags, Userdata, Vm, VmSpec},
+    },
+    snapshot::{BlockKind, Busy},
+    time::Timestamp,
+};
+use nstance_rt::{backoff::Backoff, chain::Chain};
+use nstance_store::{cas::RecordError, records::Versioned};
+
+use super::{ExecError, finish};
+use crate::{
+    events::{Reason, Tell},
+    tasks::observe::{observe_call, provider_failed, provider_works},
+    term::Term,
+    world::Facts,
+};
+
+/// Limit of one create call. Providers that are slower by nature say so by their own deadline inside it.
+const CREATE: Duration = Duration::from_secs(120);
+
+/// Life of a nonce where registrations are not timed.
+const NONCE_LIFE: Duration = Duration::from_secs(3600);
+
+/// Mints the id and counts it at once; everything else happens beside the planner.
+pub(super) fn begin(term: &Arc<Term>, group: &GroupRef, reason: CreateReason, priority: Priority) {
+    let now = term.now();
+    let mut state = term.world.lock();
+    let it = state.group(group);
+    let Some(merged) = it.merged.clone() else { return };
+    let infra_hash = it.infra_hash.clone();
+    let runtime_hash = it.runtime_hash.clone();
+    let Some(subnet) = merged.subnets.first().cloned() else { return };
+    let cause = if reason == CreateReason::Replacement { it.losses.pop_front() } else { None };
+    let entropy = term.shared.entropy.as_ref();
+    let id = InstanceId::new(merged.kind, uuid_v7(now, random(entropy)));
+    let life = term.applied.config.server.garbage_collection.registration_timeout;
+    let life = if life.is_zero() { NONCE_LIFE } else { life };
+    let instance = Instance {
+        id,
+        group: group.clone(),
+        cluster: term.shared.cluster.clone(),
+        shard: term.shared.shard.clone(),
+        epoch: term.epoch(),
+        intent_epoch: term.epoch(),
+        ownership: Ownership::Managed,
+        created_at: now,
+        reason,
+        request: None,
+        arch: merged.arch.as_str().to_owned(),
+        template: merged.template.clone(),
+        infra_hash,
+        runtime_hash,
+        config_etag: term.applied.etag.to_string(),
+        instance_type: merged.instance_type.clone(),
+        subnet,
+        image: None,
+        nonce: NonceFact { jti: nstance_identity::nonce::new_jti(entropy), expires_at: now.plus(life), used_at: None },
+        provider: ProviderFact { kind: term.shared.provider.kind().to_owned(), ..ProviderFact::default() },
+        create_failure: None,
+        registration: None,
+        cert: None,
+        rejoin: None,
+        replace: None,
+        drain: None,
+        delete: None,
+        adopted_at: None,
+    };
+    state.insert(Facts::Intent(Box::new(instance.clone())), now);
+    let Some(entry) = state.entries.get_mut(&id) else { return };
+    entry.busy = Some(Busy::Creating);
+    let writing = entry.writing.clone();
+    drop(state);
+    // Nobody else can know the id yet, so the lock is free.
+    let Ok(writing) = writing.try_lock_owned() else { return };
+    let term = term.clone();
+    term.tasks.clone().spawn("create", async move {
+        let place = tokio::select! {
+            biased;
+            () = term.tasks.token().cancelled() => return,
+            place = term.gate.enter(priority) => place,
+        };
+        if let Some(lost) = cause {
+            let waited = term.world.clock().monotonic().since(lost);
+            term.shared.metrics.replacement_start.observe(waited.as_secs_f64());
+        }
+        make(&term, &instance, &merged, writing).await;
+        drop(place);
+        term.wake(&instance.group);
+    });
+}
+
+/// Writes the intent, calls the provider, and sorts out what came of both.
+async fn make(term: &Arc<Term>, instance: &Instance, merged: &MergedGroup, writing: tokio::sync::OwnedMutexGuard<()>) {
+    let (group, id) = (&instance.group, instance.id);
+    let spec = match spec(term, instance, merged) {
+        Ok(spec) => spec,
+        Err(message) => {
+            let now = term.now();
+            let mut state = term.world.lock();
+            state.remove(id);
+            state.group(group).block(BlockKind::InvalidRequest, message, now, Some(now.plus(INVALID)));
+            return;
+        }
+    };
+    let message = instance.reason.as_str();
+    term.tell(Tell::instance(Reason::InstanceCreateRequested, group, id, message));
+    let (recorded, created) = match term.shared.provider.capabilities().create {
+        // Not `try_join`: a dropped call loses its outcome.
+        CreateMode::Idempotent => tokio::join!(intend(term, instance), call(term, &spec)),
+        CreateMode::RecordFirst => {
+            let mut instance = instance.clone();
+            match term.shared.provider.reserve(id).await {
+                Ok(reserved) => instance.provider.reserved_id = reserved,
+                Err(error) => {
+                    term.world.lock().remove(id);
+                    react(term, group, id, &error);
+                    return;
+                }
+            }
+            let spec = VmSpec { reserved_id: instance.provider.reserved_id.clone(), ..spec };
+            match intend(term, &instance).await {
+                Ok(record) => (Ok(record), call(term, &spec).await),
+                Err(error) => (Err(error), Err(CallError::NotSent)),
+            }
+        }
+    };
+    let durable = match (recorded, &created) {
+        (Ok(record), _) => Some(record),
+        // Nothing was made and nothing is known to be written: the intent is dropped if the store agrees.
+        (Err(error), Err(CallError::NotSent)) => {
+            tracing::warn!(%group, instance = %id, error = %Chain(&error), "intent not written");
+            forget_unwritten(term, instance).await
+        }
+        (Err(error), Err(CallError::Provider(failure))) if failure.class.landed() == Landed::No => {
+            tracing::warn!(%group, instance = %id, error = %Chain(&error), "intent not written");
+            forget_unwritten(term, instance).await
+        }
+        // A VM exists, or may: its record must come to be. It is findable by its tags should we end before.
+        (Err(error), _) => {
+            tracing::warn!(%group, instance = %id, error = %Chain(&error), "intent not written yet, tried again");
+            insist(term, instance).await
+        }
+    };
+    let Some(durable) = durable else {
+        if let Err(CallError::Provider(error)) = &created {
+            react(term, group, id, error);
+        }
+        return;
+    };
+    term.commit(durable);
+    // Registration may go on from here; facts are committed one writer at a time.
+    drop(writing);
+    settle(term, group, id, created).await;
+}
+
+/// What became of a create whose intent is durable.
+async fn settle(term: &Arc<Term>, group: &GroupRef, id: InstanceId, created: Result<Vm, CallError>) {
+    match created {
+        Ok(vm) => {
+            let now = term.now();
+            term.world.lock().observe(id, vm.seen, Some(&vm), now);
+            let confirmed = confirm(term, id, &vm, now).await;
+            let mut state = term.world.lock();
+            if let Some(entry) = state.entries.get_mut(&id) {
+                entry.busy = None;
+                entry.attempts = 0;
+                entry.next_attempt_at = None;
+            }
+            let it = state.group(group);
+            for kind in [BlockKind::NoCapacity, BlockKind::Quota, BlockKind::ProviderAuth, BlockKind::InvalidRequest] {
+                it.unblock(kind);
+            }
+            drop(state);
+            if let Err(error) = confirmed {
+                finish(term, group, id, Err(error));
+                return;
+            }
+            let provider_id = vm.vm.provider_id.clone().unwrap_or_default();
+            term.tell(
+                Tell::instance(Reason::InstanceCreated, group, id, "provider accepted").detail("vm", provider_id),
+            );
+        }
+        Err(CallError::Provider(error)) if error.class.landed() == Landed::No => {
+            let now = term.now();
+            let failed = term
+                .update(id, |it| {
+                    if it.create_failure.is_some() || it.registration.is_some() {
+                        return None;
+                    }
+                    let failure = CreateFailure {
+                        at: now,
+                        class: error.class.as_str().to_owned(),
+                        message: error.message.clone(),
+                    };
+                    Some(Instance { create_failure: Some(failure), ..it.clone() })
+                })
+                .await;
+            react(term, group, id, &error);
+            finish(term, group, id, failed.map(|_| ()).map_err(ExecError::Update));
+        }
+        // Sent, or maybe sent: the planner asks to resolve it.
+        Err(error) => {
+            if let CallError::Provider(error) = &error {
+                tracing::warn!(%group, instance = %id, error = %Chain(error), "outcome of the create is unknown");
+                provider_failed(term, error);
+            }
+            term.want_listing();
+            ambiguous(term, group, id);
+        }
+    }
+}
+
+fn ambiguous(term: &Arc<Term>, group: &GroupRef, id: InstanceId) {
+    const WAITS: [u64; 6] = [1, 2, 4, 8, 15, 30];
+    let now = term.now();
+    if let Some(entry) = term.world.lock().entries.get_mut(&id) {
+        entry.busy = None;
+        let at = usize::try_from(entry.attempts).unwrap_or(5).min(5);
+        entry.attempts = entry.attempts.saturating_add(1);
+        entry.next_attempt_at = Some(now.plus(Duration::from_secs(WAITS[at])));
+    }
+    term.wake(group);
+}
+
+async fn confirm(term: &Arc<Term>, id: InstanceId, vm: &Vm, now: Timestamp) -> Result<(), ExecError> {
+    term.update(id, |it| {
+        if it.provider.confirmed_at.is_some() {
+            return None;
+        }
+        let mut it = it.clone();
+        it.provider.id = vm.vm.provider_id.clone();
+        it.provider.confirmed_at = Some(now);
+        it.provider.addresses = Addresses {
+            ip4: vm.ip4.clone(),
+            ip6: vm.ip6.clone(),
+            hostname: vm.hostname.clone(),
+            fqdn: vm.fqdn.clone(),
+        };
+        Some(it)
+    })
+    .await?;
+    Ok(())
+}
+
+/// Finds out what became of a create: asks again with the very same request, which makes the VM or names it.
+pub(super) async fn resolve(
+    term: &Arc<Term>,
+    group: &GroupRef,
+    id: InstanceId,
+    priority: Priority,
+) -> Result<(), ExecError> {
+    let (instance, merged) = {
+        let state = term.world.lock();
+        let entry = state.entries.get(&id).ok_or(ExecError::Unknown(id))?;
+        (entry.instance().clone(), state.groups.get(group).and_then(|it| it.merged.clone()))
+    };
+    // Config changed meanwhile, so that the request cannot be built again: only look.
+    let same = merged.filter(|merged| merged.infra_hash() == instance.infra_hash);
+    let spec = same.and_then(|merged| spec(term, &instance, &merged).ok());
+    let idempotent = term.shared.provider.capabilities().create == CreateMode::Idempotent;
+    let expired = instance.nonce.expires_at <= term.now();
+    match spec.filter(|_| idempotent && !expired) {
+        Some(spec) => {
+            let place = term.gate.enter(priority).await;
+            let created = call(term, &spec).await;
+            drop(place);
+            settle(term, group, id, created).await;
+        }
+        None => {
+            {
+                let mut state = term.world.lock();
+                if let Some(entry) = state.entries.get_mut(&id) {
+                    entry.describe.in_flight = true;
+                }
+            }
+            let vm = { term.world.lock().entries.get(&id).map(crate::world::Entry::vm_ref) };
+            term.observer.look(vm.into_iter().collect());
+            ambiguous(term, group, id);
+        }
+    }
+    Ok(())
+}
+
+enum CallError {
+    /// The guard was closed: nothing was sent.
+    NotSent,
+    Provider(ProviderError),
+}
+
+async fn call(term: &Arc<Term>, spec: &VmSpec) -> Result<Vm, CallError> {
+    let Ok(permit) = term.guard.permit() else { return Err(CallError::NotSent) };
+    let started = term.world.clock().monotonic();
+    let created = match tokio::time::timeout(CREATE, term.shared.provider.create(permit, spec)).await {
+        Ok(created) => created,
+        Err(_) => Err(ProviderError::new("create", ErrorClass::Ambiguous, "no answer within 120 s")),
+    };
+    observe_call(term, "create", started, created.as_ref().err());
+    if created.is_ok() {
+        provider_works(term);
+    }
+    created.map_err(CallError::Provider)
+}
+
+async fn intend(term: &Arc<Term>, instance: &Instance) -> Result<Versioned<Instance>, RecordError> {
+    term.shared.records.create_instance(&term.guard, instance).await
+}
+
+/// Writes the intent until it is durable or the term ends.
+async fn insist(term: &Arc<Term>, instance: &Instance) -> Option<Versioned<Instance>> {
+    let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(2));
+    loop {
+        tokio::select! {
+            biased;
+            () = term.tasks.token().cancelled() => return None,
+            () = tokio::time::sleep(backoff.next(term.shared.entropy.as_ref())) => {}
+        }
+        match intend(term, instance).await {
+            Ok(record) => return Some(record),
+            Err(RecordError::Taken(existing)) => return Some(*existing),
+            Err(error @ RecordError::Fenced { .. }) => {
+                term.failed(error);
+                return None;
+            }
+            Err(error) => {
+                tracing::warn!(instance = %instance.id, error = %Chain(&error), "intent not written yet, tried again");
+            }
+        }
+    }
+}
+
+/// Nothing was made. If the intent did not land either, the instance never was; else its record goes on.
+async fn forget_unwritten(term: &Arc<Term>, instance: &Instance) -> Option<Versioned<Instance>> {
+    let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(2));
+    loop {
+        match term.shared.records.read_instance(&instance.group.tenant, &instance.id).await {
+            Ok(Some(record)) => return Some(record),
+            Ok(None) => break,
+            Err(error) => {
+                tracing::warn!(instance = %instance.id, error = %Chain(&error), "intent not looked at, tried again");
+            }
+        }
+        tokio::select! {
+            biased;
+            () = term.tasks.token().cancelled() => return None,
+            () = tokio::time::sleep(backoff.next(term.shared.entropy.as_ref())) => {}
+        }
+    }
+    term.world.lock().remove(instance.id);
+    None
+}
+
+const INVALID: Duration = Duration::from_secs(600);
+
+/// What a refusal means for the group's next creates.
+fn react(term: &Arc<Term>, group: &GroupRef, id: InstanceId, error: &ProviderError) {
+    let now = term.now();
+    let message = format!("{}", Chain(error));
+    term.tell(
+        Tell::instance(Reason::InstanceCreateFailed, group, id, message.clone()).detail("class", error.class.as_str()),
+    );
+    provider_failed(term, error);
+    let (kind, first, last) = match error.class {
+        ErrorClass::Capacity => (BlockKind::NoCapacity, 15, 120),
+        ErrorClass::Quota => (BlockKind::Quota, 30, 300),
+        ErrorClass::Auth => (BlockKind::ProviderAuth, 15, 120),
+        ErrorClass::Invalid | ErrorClass::NotFound => (BlockKind::InvalidRequest, 600, 600),
+        ErrorClass::Throttled => (BlockKind::BackingOff, 1, 8),
+        // The provider as a whole is held, and its probe ends that.
+        ErrorClass::Unavailable | ErrorClass::Ambiguous => return,
+    };
+    let mut state = term.world.lock();
+    let it = state.group(group);
+    let times = it.blocks.get(&kind).map_or(0, |block| block.times);
+    let wait = Duration::from_secs(first).saturating_mul(2_u32.saturating_pow(times)).min(Duration::from_secs(last));
+    it.block(kind, message, now, Some(now.plus(error.retry_after.unwrap_or(wait))));
+}
+
+/// The request of an instance: a pure function of its record and the config, so that a successor builds the same one.
+fn spec(term: &Term, instance: &Instance, merged: &MergedGroup) -> Result<VmSpec, String> {
+    let nonce = term.shared.authority.agent_nonce(instance);
+    let bundle = term.shared.authority.bundle_pem();
+    let server = &term.applied.config.server;
+    let data = RenderData {
+        cluster_id: term.shared.cluster.to_string(),
+        ca_cert: bundle.clone(),
+        shard: term.shared.shard.to_string(),
+        registration_addr: term.advertised.registration.clone(),
+        agent_addr: term.advertised.agent.clone(),
+        operator_addr: term.advertised.operator.clone(),
+        provider_kind: server.provider.kind.as_str().to_owned(),
+        region: server.provider.region.clone(),
+        zone: server.provider.zone.clone(),
+        instance: InstanceData {
+            id: instance.id.to_string(),
+            kind: instance.id.kind().to_string(),
+            arch: instance.arch.clone(),
+            instance_type: instance.instance_type.clone().unwrap_or_default(),
+            group: instance.group.group.to_string(),
+            tenant: instance.group.tenant.to_string(),
+            on_demand: instance.ownership == Ownership::OnDemand,
+            subnet_id: instance.subnet.clone(),
+            subnet_pool: merged.subnet_pool.to_string(),
+            ..InstanceData::default()
+        },
+        vars: merged.vars.clone(),
+        nonce: nonce.clone(),
+        ..RenderData::default()
+    };
+    let args = render_args(merged, &data).map_err(|error| format!("args: {}", Chain(&error)))?;
+    let userdata = render_userdata(merged, &data).map_err(|error| format!("userdata: {}", Chain(&error)))?;
+    Ok(VmSpec {
+        instance: instance.id,
+        tags: Tags {
+            cluster: instance.cluster.clone(),
+            shard: instance.shard.clone(),
+            instance: instance.id,
+            tenant: instance.group.tenant.clone(),
+            group: instance.group.group.clone(),
+            on_demand: instance.ownership == Ownership::OnDemand,
+            epoch: instance.intent_epoch,
+            template: instance.template.clone(),
+            infra_hash: instance.infra_hash.clone(),
+        },
+        instance_type: instance.instance_type.clone(),
+        subnet: instance.subnet.clone(),
+        args,
+        userdata: userdata.map(Userdata),
+        bootstrap: Bootstrap {
+            ca_bundle_pem: bundle,
+            nonce_jwt: nonce,
+            registration_addr: term.advertised.registration.clone(),
+            agent_addr: term.advertised.agent.clone(),
+        },
+        reserved_id: instance.provider.reserved_id.clone(),
+    })
+}
+
+/// The record of a VM that has none: read from the store if it is there after all, else made from the tags.
+pub(super) async fn adopt(term: &Arc<Term>, group: &GroupRef, vm: &Vm) -> Result<Versioned<Instance>, ExecError> {
+    let id = vm.vm.instance;
+    match term.shared.records.read_instance(&group.tenant, &id).await {
+        Ok(Some(record)) => return Ok(record),
+        Ok(None) => {}
+        Err(error) => return Err(error.into()),
+    }
+    let now = term.now();
+    let Some(tags) = &vm.tags else { return Err(ExecError::Unknown(id)) };
+    let (arch, runtime_hash) = {
+        let state = term.world.lock();
+        let it = state.groups.get(group);
+        let arch = it.and_then(|it| it.merged.as_ref()).map(|merged| merged.arch.as_str().to_owned());
+        (arch.unwrap_or_default(), it.map(|it| it.runtime_hash.clone()).unwrap_or_default())
+    };
+    let instance = Instance {
+        id,
+        group: group.clone(),
+        cluster: tags.cluster.clone(),
+        shard: tags.shard.clone(),
+        epoch: term.epoch(),
+        intent_epoch: tags.epoch,
+        ownership: if tags.on_demand { Ownership::OnDemand } else { Ownership::Managed },
+        created_at: vm.created_at.unwrap_or(now),
+        reason: if tags.on_demand { CreateReason::OnDemand } else { CreateReason::ScaleUp },
+        request: None,
+        arch,
+        template: tags.template.clone(),
+        infra_hash: tags.infra_hash.clone(),
+        runtime_hash,
+        config_etag: String::new(),
+        instance_type: vm.instance_type.clone(),
+        subnet: vm.subnet.clone().unwrap_or_default(),
+        image: None,
+        // Which nonce it was born with is not known; the first one that names it and is signed by us binds.
+        nonce: NonceFact { jti: String::new(), expires_at: now, used_at: None },
+        provider: ProviderFact {
+            kind: term.shared.provider.kind().to_owned(),
+            reserved_id: None,
+            id: vm.vm.provider_id.clone(),
+            confirmed_at: Some(now),
+            addresses: Addresses {
+                ip4: vm.ip4.clone(),
+                ip6: vm.ip6.clone(),
+                hostname: vm.hostname.clone(),
+                fqdn: vm.fqdn.clone(),
+            },
+        },
+        create_failure: None,
+        registration: None,
+        cert: None,
+        rejoin: None,
+        replace: None,
+        drain: None,
+        delete: None,
+        adopted_at: Some(now),
+    };
+    match term.shared.records.create_instance(&term.guard, &instance).await {
+        Ok(record) => Ok(record),
+        Err(RecordError::Taken(existing)) => Ok(*existing),
+        Err(error) => Err(ExecError::Update(term.failed(error))),
+    }
+}

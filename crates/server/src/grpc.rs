@@ -1,0 +1,10 @@
+//! The gRPC rim: connections, who stands behind them, and handlers that parse, ask and convert.
+
+pub mod agent;
+pub mod auth;
+pub mod conn;
+pub mod limits;
+pub mod operator;
+pub mod registration;
+pub mod serve;
+pub mod status;

@@ -1,0 +1,276 @@
+//! One layer before every call on the operator and agent ports: who calls, may it be here, and is it still alive?
+//!
+//! Order as specified: validity, form, role, readiness, live state. What could not be looked up answers Unavailable,
+//! never a refusal. Handlers find the [`Caller`] in the request and never read a tenant from a message.
+
+use std::{
+    convert::Infallible,
+    future::Future,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+};
+
+use nstance_core::{
+    ids::{InstanceId, OperatorId, Tenant},
+    instance::Instance,
+};
+use nstance_identity::peer::{Peer, PeerName};
+use tonic::{Request, Status, body::Body};
+use tower::{Layer, Service};
+
+use super::{conn::ConnInfo, status::Refusal};
+use crate::{
+    events::{Reason, Tell},
+    service::operators::Operators,
+    term::{Term, UpdateError},
+};
+
+/// Who calls, proved.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Caller {
+    Agent { instance: InstanceId, tenant: Tenant, peer: Peer },
+    Operator { operator: OperatorId, tenant: Tenant, peer: Peer },
+}
+
+impl Caller {
+    pub fn of<T>(request: &Request<T>) -> Result<Self, Status> {
+        // The layer puts it there or does not let the request through.
+        request.extensions().get::<Self>().cloned().ok_or_else(|| Status::internal("call was not authorised"))
+    }
+
+    pub fn tenant(&self) -> &Tenant {
+        match self {
+            Self::Agent { tenant, .. } | Self::Operator { tenant, .. } => tenant,
+        }
+    }
+
+    pub fn peer(&self) -> &Peer {
+        match self {
+            Self::Agent { peer, .. } | Self::Operator { peer, .. } => peer,
+        }
+    }
+}
+
+#[derive(Clone)]
+pub enum Port {
+    Agent,
+    Operator(Arc<Operators>),
+}
+
+#[derive(Clone)]
+pub struct Auth {
+    pub term: Arc<Term>,
+    pub port: Port,
+}
+
+impl Auth {
+    async fn authorise(&self, info: &ConnInfo) -> Result<Caller, Refusal> {
+        let Some(peer) = &info.peer else {
+            return Err(Refusal::unauthenticated("CERT_INVALID", "this port asks for a client certificate"));
+        };
+        let peer = peer.as_ref().as_ref().map_err(|error| refuse(error))?;
+        peer.check_validity(self.term.shared.clock.now()).map_err(|error| refuse(&error))?;
+        let caller = match (&self.port, &peer.name) {
+            (Port::Agent, PeerName::Agent { instance, tenant }) => {
+                Caller::Agent { instance: *instance, tenant: tenant.clone(), peer: peer.clone() }
+            }
+            (Port::Operator(_), PeerName::Operator { operator, tenant }) => {
+                Caller::Operator { operator: *operator, tenant: tenant.clone(), peer: peer.clone() }
+            }
+            (port, _) => {
+                let (wanted, advertised) = match port {
+                    Port::Agent => ("agents", &self.term.advertised.operator),
+                    Port::Operator(_) => ("operators", &self.term.advertised.agent),
+                };
+                let message = format!(
+                    "this port serves {wanted}, the certificate has the role {}; its port is at {advertised}",
+                    peer.role().as_str()
+                );
+                return Err(Refusal::denied("WRONG_ROLE", message));
+            }
+        };
+        if self.term.tasks.is_stopping() {
+            return Err(Refusal::unavailable("NOT_READY", "this server is not the leader any more; retry"));
+        }
+        match (&caller, &self.port) {
+            (Caller::Agent { instance, tenant, peer }, _) => self.agent(*instance, tenant, peer).await?,
+            (Caller::Operator { operator, tenant, peer }, Port::Operator(operators)) => {
+                operators.authorise(&self.term, peer, *operator, tenant).await?;
+            }
+            (Caller::Operator { .. }, Port::Agent) => {
+                return Err(Refusal::denied("WRONG_ROLE", "operators are not served here"));
+            }
+        }
+        Ok(caller)
+    }
+
+    /// Live state of an agent: its instance stands, and this certificate is one of its two.
+    async fn agent(&self, id: InstanceId, tenant: &Tenant, peer: &Peer) -> Result<(), Refusal> {
+        let gone = || {
+            let message = format!("instance {id} does not exist any more; this machine may be switched off");
+            Refusal::denied("INSTANCE_DELETED", message)
+        };
+        let instance = self.term.world.instance(tenant, id).ok_or_else(gone)?;
+        if instance.delete.as_ref().is_some_and(|delete| delete.gone_at.is_some()) {
+            return Err(gone());
+        }
+        let superseded = || {
+            let message = format!("certificate {} of instance {id} is not its current one; rejoin", peer.serial);
+            Refusal::unauthenticated("CERT_SUPERSEDED", message)
+        };
+        let Some(cert) = &instance.cert else {
+            if instance.adopted_at.is_some() && instance.registration.is_none() {
+                return self.pin(id, peer).await;
+            }
+            return Err(superseded());
+        };
+        let key_fits =
+            instance.registration.as_ref().is_some_and(|registration| registration.public_key == peer.public_key_der());
+        if key_fits && cert.current.serial == peer.serial {
+            if cert.previous.is_some() {
+                self.retire_previous(id, &instance);
+            }
+            return Ok(());
+        }
+        if key_fits && cert.previous.as_ref().is_some_and(|previous| previous.serial == peer.serial) {
+            return Ok(());
+        }
+        Err(superseded())
+    }
+
+    /// The new certificate is in use: the old one need not pass any longer. The record follows in its own time.
+    fn retire_previous(&self, id: InstanceId, instance: &Instance) {
+        let serial = instance.cert.as_ref().map(|cert| cert.current.serial.clone());
+        let term = self.term.clone();
+        self.term.tasks.spawn_droppable("retire serial", async move {
+            let retired = term.update(id, |it| {
+                let mut it = it.clone();
+                let cert = it.cert.as_mut().filter(|cert| Some(&cert.current.serial) == serial.as_ref())?;
+                cert.previous.take()?;
+                Some(it)
+            });
+            if let Err(error) = retired.await {
+                tracing::debug!(instance = %id, %error, "old serial not retired yet");
+            }
+        });
+    }
+
+    /// The record of this instance was made again from its VM's tags: the first valid certificate with its name binds.
+    async fn pin(&self, id: InstanceId, peer: &Peer) -> Result<(), Refusal> {
+        let now = self.term.now();
+        let issuer = self.term.shared.authority.fingerprint();
+        let pinned = self
+            .term
+            .update(id, |it| {
+                if it.cert.is_some() {
+                    return None;
+                }
+                let mut it = it.clone();
+                it.registration = Some(nstance_core::instance::Registration {
+                    at: now,
+                    public_key: peer.public_key_der(),
+                    addresses: it.provider.addresses.clone(),
+                    agent_version: String::new(),
+                });
+                it.cert = Some(nstance_core::instance::CertPair {
+                    current: nstance_core::instance::CertFact {
+                        serial: peer.serial.clone(),
+                        issuer: issuer.clone(),
+                        not_before: peer.not_before,
+                        not_after: peer.not_after,
+                    },
+                    previous: None,
+                });
+                Some(it)
+            })
+            .await
+            .map_err(|error| record_refusal(&error))?;
+        if pinned.cert.as_ref().is_none_or(|cert| cert.current.serial != peer.serial) {
+            let message = format!("instance {id} is bound to another certificate");
+            return Err(Refusal::unauthenticated("CERT_SUPERSEDED", message));
+        }
+        let message = "agent of an adopted VM is back, its certificate is pinned";
+        self.term.tell(Tell::instance(Reason::InstanceAdopted, &pinned.group, id, message));
+        Ok(())
+    }
+}
+
+fn refuse(error: &nstance_identity::peer::PeerError) -> Refusal {
+    Refusal::unauthenticated(error.reason(), error.to_string())
+}
+
+/// A record that could not be changed, in the words of the wire.
+pub fn record_refusal(error: &UpdateError) -> Refusal {
+    use nstance_rt::chain::Chain;
+    use nstance_store::cas::RecordError;
+    match error {
+        UpdateError::Record(RecordError::Stalled(_) | RecordError::Fenced { .. }) => {
+            Refusal::unavailable("LEASE_STALLED", "this server may not act now; retry")
+        }
+        UpdateError::NotDurable(id) => {
+            Refusal::unavailable("NOT_READY", format!("the record of {id} is being written; retry"))
+        }
+        UpdateError::Unknown(id) => Refusal::unavailable("NOT_READY", format!("instance {id} is changing; retry")),
+        UpdateError::Record(error) => Refusal::unavailable("STORE_UNAVAILABLE", format!("{}", Chain(error))),
+    }
+}
+
+impl<S> Layer<S> for Auth {
+    type Service = Authorised<S>;
+
+    fn layer(&self, inner: S) -> Authorised<S> {
+        Authorised { inner, auth: self.clone() }
+    }
+}
+
+#[derive(Clone)]
+pub struct Authorised<S> {
+    inner: S,
+    auth: Auth,
+}
+
+impl<S> Service<http::Request<Body>> for Authorised<S>
+where
+    S: Service<http::Request<Body>, Response = http::Response<Body>, Error = Infallible> + Clone + Send + 'static,
+    S::Future: Send,
+{
+    type Response = http::Response<Body>;
+    type Error = Infallible;
+    type Future = Pin<Box<dyn Future<Output = Result<Self::Response, Infallible>> + Send>>;
+
+    fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Infallible>> {
+        self.inner.poll_ready(cx)
+    }
+
+    fn call(&mut self, mut request: http::Request<Body>) -> Self::Future {
+        // The clone that was polled ready must be the one that is called.
+        let ready = self.inner.clone();
+        let mut inner = std::mem::replace(&mut self.inner, ready);
+        let auth = self.auth.clone();
+        Box::pin(async move {
+            let epoch = auth.term.epoch().0;
+            let request_id = nstance_rt::entropy::hex(auth.term.shared.entropy.as_ref(), 8);
+            let authorised = match request.extensions().get::<ConnInfo>() {
+                Some(info) => auth.authorise(info).await,
+                None => Err(Refusal::unauthenticated("CERT_INVALID", "connection without identity")),
+            };
+            let mut response = match authorised {
+                Ok(caller) => {
+                    request.extensions_mut().insert(caller);
+                    inner.call(request).await?
+                }
+                Err(refusal) => {
+                    tracing::debug!(reason = refusal.reason, message = refusal.message, "call refused");
+                    Status::from(refusal).into_http()
+                }
+            };
+            let headers = response.headers_mut();
+            headers.insert("nstance-epoch", epoch.into());
+            if let Ok(value) = request_id.parse() {
+                headers.insert("nstance-request-id", value);
+            }
+            Ok(response)
+        })
+    }
+}

@@ -1,0 +1,216 @@
+//! Connections: accepted, shaken hands with, and watched for their end.
+//!
+//! TLS is done here and not by tonic: TLS 1.3 only, certificates that change while connections live, and the end of a
+//! connection noticed at the socket, before HTTP/2 has made sense of it. That moment starts a replacement.
+
+use std::{
+    io,
+    net::SocketAddr,
+    pin::Pin,
+    sync::Arc,
+    task::{Context, Poll},
+    time::Duration,
+};
+
+use nstance_identity::peer::{Peer, PeerError};
+use nstance_rt::tasks::Tasks;
+use rustls::ServerConfig;
+use tokio::{
+    io::{AsyncRead, AsyncWrite, ReadBuf},
+    net::{TcpListener, TcpStream},
+    sync::{Semaphore, mpsc},
+};
+use tokio_rustls::{TlsAcceptor, server::TlsStream};
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::transport::server::Connected;
+
+/// What is known of a connection, for every request on it.
+#[derive(Clone)]
+pub struct ConnInfo {
+    pub remote: SocketAddr,
+    /// `None` where no client certificate is asked for.
+    pub peer: Option<Arc<Result<Peer, PeerError>>>,
+    /// Cancelled the moment the socket ends.
+    pub closed: CancellationToken,
+}
+
+/// A TCP stream that tells when it ends.
+pub struct Watched {
+    inner: TcpStream,
+    closed: CancellationToken,
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let this = self.get_mut();
+        let (before, room) = (buf.filled().len(), buf.remaining());
+        let polled = Pin::new(&mut this.inner).poll_read(cx, buf);
+        match &polled {
+            Poll::Ready(Ok(())) if 0 < room && buf.filled().len() == before => this.closed.cancel(),
+            Poll::Ready(Err(_)) => this.closed.cancel(),
+            _ => {}
+        }
+        polled
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.inner).poll_write(cx, buf);
+        if let Poll::Ready(Err(_)) = &polled {
+            this.closed.cancel();
+        }
+        polled
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().inner).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.inner.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().inner).poll_write_vectored(cx, bufs)
+    }
+}
+
+impl Drop for Watched {
+    fn drop(&mut self) {
+        self.closed.cancel();
+    }
+}
+
+pub struct Conn {
+    tls: TlsStream<Watched>,
+    info: ConnInfo,
+    /// Its place among the connections of the port.
+    _place: tokio::sync::OwnedSemaphorePermit,
+}
+
+impl Connected for Conn {
+    type ConnectInfo = ConnInfo;
+
+    fn connect_info(&self) -> ConnInfo {
+        self.info.clone()
+    }
+}
+
+impl AsyncRead for Conn {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().tls).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Conn {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().tls).poll_write(cx, buf)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().tls).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().tls).poll_shutdown(cx)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.tls.is_write_vectored()
+    }
+
+    fn poll_write_vectored(
+        self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        bufs: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        Pin::new(&mut self.get_mut().tls).poll_write_vectored(cx, bufs)
+    }
+}
+
+/// Bounds of one port.
+#[derive(Debug, Clone, Copy)]
+pub struct PortLimits {
+    pub max_connections: usize,
+    pub handshake: Duration,
+    /// A peer that acknowledges nothing for this long is gone, whatever TCP hopes.
+    pub user_timeout: Option<Duration>,
+}
+
+/// Accepts on `listener` until the scope ends and hands out connections whose handshake is done. Handshakes run beside
+/// each other: a slow or hostile client delays nobody.
+pub fn accept(
+    tasks: &Tasks,
+    listener: TcpListener,
+    tls: Arc<ServerConfig>,
+    limits: PortLimits,
+) -> ReceiverStream<io::Result<Conn>> {
+    let (sender, receiver) = mpsc::channel(256);
+    let acceptor = TlsAcceptor::from(tls);
+    let places = Arc::new(Semaphore::new(limits.max_connections));
+    let scope = tasks.clone();
+    tasks.spawn_droppable("accept", async move {
+        loop {
+            let (stream, remote) = match listener.accept().await {
+                Ok(accepted) => accepted,
+                Err(error) => {
+                    // Out of file descriptors, most likely: wait for some to come back instead of spinning.
+                    tracing::warn!(%error, "connection not accepted");
+                    tokio::time::sleep(Duration::from_millis(50)).await;
+                    continue;
+                }
+            };
+            let Ok(place) = places.clone().try_acquire_owned() else {
+                tracing::warn!(%remote, limit = limits.max_connections, "connection refused, port is full");
+                continue;
+            };
+            let (acceptor, sender) = (acceptor.clone(), sender.clone());
+            scope.spawn_droppable("handshake", async move {
+                match handshake(&acceptor, stream, remote, limits, place).await {
+                    Ok(conn) => {
+                        let _ = sender.send(Ok(conn)).await;
+                    }
+                    Err(error) => tracing::debug!(%remote, %error, "handshake failed"),
+                }
+            });
+        }
+    });
+    ReceiverStream::new(receiver)
+}
+
+async fn handshake(
+    acceptor: &TlsAcceptor,
+    stream: TcpStream,
+    remote: SocketAddr,
+    limits: PortLimits,
+    place: tokio::sync::OwnedSemaphorePermit,
+) -> io::Result<Conn> {
+    stream.set_nodelay(true)?;
+    if let Some(timeout) = limits.user_timeout {
+        let millis = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
+        rustix::net::sockopt::set_tcp_user_timeout(&stream, millis)?;
+    }
+    let closed = CancellationToken::new();
+    let watched = Watched { inner: stream, closed: closed.clone() };
+    let tls = tokio::time::timeout(limits.handshake, acceptor.accept(watched))
+        .await
+        .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no TLS handshake in time"))??;
+    let peer = tls
+        .get_ref()
+        .1
+        .peer_certificates()
+        .and_then(|chain| chain.first())
+        .map(|leaf| Arc::new(Peer::from_der(leaf.as_ref())));
+    Ok(Conn { tls, info: ConnInfo { remote, peer, closed }, _place: place })
+}

@@ -1,0 +1,259 @@
+//! Port 8993. What this build serves: looking at groups and instances, and watching events.
+
+use std::{pin::Pin, sync::Arc};
+
+use nstance_core::{ids::InstanceId, instance::Phase};
+use nstance_proto::v1::{self, operator_service_server::OperatorService};
+use tokio::sync::broadcast::error::RecvError;
+use tokio_stream::Stream;
+use tonic::{Request, Response, Status};
+
+use super::{auth::Caller, status::Refusal};
+use crate::{
+    events::{Events, Severity},
+    service::status,
+    term::Term,
+};
+
+pub struct Operator {
+    pub term: Arc<Term>,
+}
+
+type Out<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+
+const PAGE: i32 = 200;
+const MAX_PAGE: i32 = 500;
+
+fn later(what: &str) -> Status {
+    Status::unimplemented(format!("{what} is not served by this build"))
+}
+
+#[tonic::async_trait]
+impl OperatorService for Operator {
+    type WatchGroupsStream = Out<v1::GroupEvent>;
+    type WatchInstancesStream = Out<v1::InstanceEvent>;
+    type WatchErrorsStream = Out<v1::ErrorEvent>;
+    type WatchEventsStream = Out<v1::Event>;
+
+    async fn get_config_status(&self, request: Request<()>) -> Result<Response<v1::ConfigStatusResponse>, Status> {
+        Caller::of(&request)?;
+        let (term, applied) = (&self.term, &self.term.applied);
+        let server = &applied.config.server;
+        Ok(Response::new(v1::ConfigStatusResponse {
+            etag: applied.etag.to_string(),
+            last_modified: applied.modified.map(status::timestamp),
+            size: i64::try_from(applied.size).unwrap_or(i64::MAX),
+            loaded_at: Some(status::timestamp(applied.loaded_at)),
+            groups_etag: String::new(),
+            cluster_id: term.shared.cluster.to_string(),
+            shard: term.shared.shard.to_string(),
+            leader_id: term.shared.id.to_string(),
+            epoch: term.epoch().0,
+            provider: term.shared.provider.kind().to_owned(),
+            region: server.provider.region.clone(),
+            zone: server.provider.zone.clone(),
+            server_version: env!("CARGO_PKG_VERSION").to_owned(),
+            stale: applied.stale,
+            pending_etag: String::new(),
+            apply_errors: Vec::new(),
+        }))
+    }
+
+    async fn list_groups(&self, request: Request<()>) -> Result<Response<v1::ListGroupsResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let groups = status::groups(&self.term, caller.tenant());
+        Ok(Response::new(v1::ListGroupsResponse { groups, resume_token: String::new() }))
+    }
+
+    async fn list_instances(
+        &self,
+        request: Request<v1::ListInstancesRequest>,
+    ) -> Result<Response<v1::ListInstancesResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let request = request.into_inner();
+        let after = page_token(&self.term, &request.page_token)?;
+        let size = if request.page_size <= 0 { PAGE } else { request.page_size.min(MAX_PAGE) };
+        let size = usize::try_from(size).unwrap_or(1);
+        let mut instances = status::instances(
+            &self.term,
+            caller.tenant(),
+            |_, entry| {
+                let it = entry.instance();
+                let on_demand = it.ownership == nstance_core::instance::Ownership::OnDemand;
+                (request.group.is_empty() || it.group.group.as_str() == request.group)
+                    && (request.include_deleted || it.phase() != Phase::Deleted)
+                    && request.on_demand.is_none_or(|wanted| wanted == on_demand)
+            },
+            after,
+            size + 1,
+        );
+        let more = size < instances.len();
+        instances.truncate(size);
+        let last = instances.last().map(|it| it.instance_id.clone()).unwrap_or_default();
+        let next_page_token = if more { format!("{}.{last}", self.term.epoch()) } else { String::new() };
+        Ok(Response::new(v1::ListInstancesResponse { instances, next_page_token, resume_token: String::new() }))
+    }
+
+    async fn get_instance_status(
+        &self,
+        request: Request<v1::GetInstanceStatusRequest>,
+    ) -> Result<Response<v1::InstanceStatusResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let text = request.into_inner().instance_id;
+        let missing = || Status::from(Refusal::not_found(format!("there is no instance {text}")));
+        let id: InstanceId = text.parse().map_err(|_| missing())?;
+        status::instance(&self.term, caller.tenant(), id).map(Response::new).ok_or_else(missing)
+    }
+
+    async fn watch_events(
+        &self,
+        request: Request<v1::WatchEventsRequest>,
+    ) -> Result<Response<Self::WatchEventsStream>, Status> {
+        let caller = Caller::of(&request)?;
+        let tenant = caller.tenant().clone();
+        let request = request.into_inner();
+        let after = resume_after(&self.term, &request.resume_token);
+        let (past, mut receiver) = self.term.shared.events.subscribe(&tenant, after);
+        let stop = self.term.tasks.token().clone();
+        let wanted = move |event: &crate::events::Event| {
+            let severity = match event.severity {
+                Severity::Debug => 0,
+                Severity::Info => 1,
+                Severity::Warning => 2,
+                Severity::Error => 3,
+            };
+            Events::visible(event, &tenant)
+                && request.min_severity <= severity
+                && (request.group.is_empty()
+                    || event.group.as_ref().is_some_and(|group| group.group.as_str() == request.group))
+                && (request.instance_id.is_empty()
+                    || event.instance.is_some_and(|id| id.to_string() == request.instance_id))
+        };
+        let (sender, stream) = tokio::sync::mpsc::channel(64);
+        self.term.tasks.spawn_droppable("watch events", async move {
+            for event in past.iter().filter(|event| wanted(event)) {
+                if sender.send(Ok(status::event(event, 0))).await.is_err() {
+                    return;
+                }
+            }
+            let mut dropped = 0;
+            loop {
+                let received = tokio::select! {
+                    biased;
+                    () = sender.closed() => return,
+                    received = receiver.recv() => received,
+                };
+                match received {
+                    Ok(event) if wanted(&event) => {
+                        if sender.send(Ok(status::event(&event, dropped))).await.is_err() {
+                            return;
+                        }
+                        dropped = 0;
+                    }
+                    Ok(_) => {}
+                    // Read too slowly: the next message says how much is missing.
+                    Err(RecvError::Lagged(n)) => dropped += n,
+                    Err(RecvError::Closed) => return,
+                }
+            }
+        });
+        let changed = Status::from(Refusal::unavailable("LEADER_CHANGED", "this server leads no more; reconnect"));
+        let stream = tokio_stream::wrappers::ReceiverStream::new(stream);
+        let stream = futures::StreamExt::chain(
+            futures::StreamExt::take_until(stream, stop.clone().cancelled_owned()),
+            futures::stream::once(async move { Err(changed) }),
+        );
+        Ok(Response::new(Box::pin(stream)))
+    }
+
+    async fn refresh_config(
+        &self,
+        _: Request<v1::RefreshConfigRequest>,
+    ) -> Result<Response<v1::RefreshConfigResponse>, Status> {
+        Err(later("RefreshConfig"))
+    }
+
+    async fn upsert_group(&self, _: Request<v1::UpsertGroupRequest>) -> Result<Response<v1::GroupStatus>, Status> {
+        Err(later("UpsertGroup"))
+    }
+
+    async fn delete_group(&self, _: Request<v1::DeleteGroupRequest>) -> Result<Response<()>, Status> {
+        Err(later("DeleteGroup"))
+    }
+
+    async fn create_instance(
+        &self,
+        _: Request<v1::CreateInstanceRequest>,
+    ) -> Result<Response<v1::CreateInstanceResponse>, Status> {
+        Err(later("CreateInstance"))
+    }
+
+    async fn delete_instance(
+        &self,
+        _: Request<v1::DeleteInstanceRequest>,
+    ) -> Result<Response<v1::DeleteInstanceResponse>, Status> {
+        Err(later("DeleteInstance"))
+    }
+
+    async fn replace_instance(
+        &self,
+        _: Request<v1::ReplaceInstanceRequest>,
+    ) -> Result<Response<v1::ReplaceInstanceResponse>, Status> {
+        Err(later("ReplaceInstance"))
+    }
+
+    async fn acknowledge_drained(&self, _: Request<v1::DrainAckRequest>) -> Result<Response<()>, Status> {
+        Err(later("AcknowledgeDrained"))
+    }
+
+    async fn renew_certificate(
+        &self,
+        _: Request<v1::RenewCertificateRequest>,
+    ) -> Result<Response<v1::RenewCertificateResponse>, Status> {
+        Err(later("RenewCertificate"))
+    }
+
+    async fn plan(&self, _: Request<v1::PlanRequest>) -> Result<Response<v1::PlanResponse>, Status> {
+        Err(later("Plan"))
+    }
+
+    async fn explain(&self, _: Request<v1::ExplainRequest>) -> Result<Response<v1::ExplainResponse>, Status> {
+        Err(later("Explain"))
+    }
+
+    async fn watch_groups(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchGroupsStream>, Status> {
+        Err(later("WatchGroups"))
+    }
+
+    async fn watch_instances(
+        &self,
+        _: Request<v1::WatchRequest>,
+    ) -> Result<Response<Self::WatchInstancesStream>, Status> {
+        Err(later("WatchInstances"))
+    }
+
+    async fn watch_errors(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchErrorsStream>, Status> {
+        Err(later("WatchErrors"))
+    }
+}
+
+/// `{epoch}.{last id}`: good within its epoch only.
+fn page_token(term: &Term, token: &str) -> Result<Option<InstanceId>, Status> {
+    if token.is_empty() {
+        return Ok(None);
+    }
+    token
+        .split_once('.')
+        .filter(|(epoch, _)| *epoch == term.epoch().to_string())
+        .and_then(|(_, id)| id.parse().ok())
+        .map(Some)
+        .ok_or_else(|| {
+            let message = "page token is not of this leader; list again from the start";
+            Refusal::invalid("PAGE_TOKEN", message).into()
+        })
+}
+
+fn resume_after(term: &Term, token: &str) -> Option<u64> {
+    let (epoch, number) = token.split_once('-')?;
+    (epoch == term.epoch().to_string()).then(|| number.parse().ok()).flatten()
+}

@@ -1,0 +1,85 @@
+//! Port 8992: parse, ask, convert.
+
+use std::{sync::Arc, time::Duration};
+
+use nstance_proto::v1::{self, registration_service_server::RegistrationService};
+use tokio::sync::Semaphore;
+use tonic::{Code, Request, Response, Status};
+
+use super::{conn::ConnInfo, limits::RegistrationLimits, status::Refusal};
+use crate::{
+    metrics::ReasonLabels,
+    service::register::{self, Asking},
+    term::Term,
+};
+
+const CALL: Duration = Duration::from_secs(10);
+const IN_FLIGHT: usize = 200;
+
+pub struct Registrations {
+    term: Arc<Term>,
+    limits: RegistrationLimits,
+    in_flight: Semaphore,
+}
+
+impl Registrations {
+    pub fn new(term: Arc<Term>) -> Self {
+        let limits = RegistrationLimits::new(term.shared.clock.clone());
+        Self { term, limits, in_flight: Semaphore::new(IN_FLIGHT) }
+    }
+
+    async fn register(
+        &self,
+        request: Request<v1::RegisterClientRequest>,
+        asking: Asking,
+    ) -> Result<Response<v1::RegisterClientResponse>, Status> {
+        let remote = request.extensions().get::<ConnInfo>().map(|info| info.remote);
+        let limited = || Refusal::new(Code::ResourceExhausted, "RATE_LIMITED", "too many registrations; retry later");
+        let outcome = async {
+            if remote.is_some_and(|remote| !self.limits.admit(remote)) {
+                return Err(limited());
+            }
+            let _place = self.in_flight.try_acquire().map_err(|_| limited())?;
+            let registering = register::register(&self.term, request.into_inner(), asking);
+            tokio::time::timeout(CALL, registering).await.unwrap_or_else(|_| {
+                Err(Refusal::unavailable("STORE_UNAVAILABLE", "registration did not finish in time; retry"))
+            })
+        };
+        match outcome.await {
+            Ok(answer) => {
+                self.term.shared.metrics.registrations.inc();
+                Ok(Response::new(answer))
+            }
+            Err(refusal) => {
+                // Our own troubles are not the caller's failures.
+                if let Some(remote) = remote
+                    && !matches!(refusal.code, Code::Unavailable | Code::ResourceExhausted)
+                {
+                    self.limits.failed(remote);
+                }
+                let labels = ReasonLabels { reason: refusal.reason };
+                self.term.shared.metrics.registration_rejected.get_or_create(&labels).inc();
+                let remote = remote.map(|remote| remote.to_string()).unwrap_or_default();
+                tracing::info!(reason = refusal.reason, remote, message = refusal.message, "registration refused");
+                Err(refusal.into())
+            }
+        }
+    }
+}
+
+#[tonic::async_trait]
+impl RegistrationService for Registrations {
+    async fn register_agent(
+        &self,
+        request: Request<v1::RegisterClientRequest>,
+    ) -> Result<Response<v1::RegisterClientResponse>, Status> {
+        self.register(request, Asking::Agent).await
+    }
+
+    async fn register_operator(
+        &self,
+        request: Request<v1::RegisterClientRequest>,
+    ) -> Result<Response<v1::RegisterClientResponse>, Status> {
+        self.register(request, Asking::Operator).await
+    }
+}

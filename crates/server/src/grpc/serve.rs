@@ -1,0 +1,113 @@
+//! The three gRPC ports of a leader. They open last, and close when the term ends.
+
+use std::{net::SocketAddr, sync::Arc, time::Duration};
+
+use nstance_identity::tls::{ClientAuth, TlsError, server_config};
+use nstance_proto::v1::{
+    agent_service_server::AgentServiceServer, operator_service_server::OperatorServiceServer,
+    registration_service_server::RegistrationServiceServer,
+};
+use tokio::net::TcpListener;
+use tonic::transport::Server;
+
+use super::{
+    agent::Agents,
+    auth::{Auth, Port},
+    conn::{PortLimits, accept},
+    operator::Operator,
+    registration::Registrations,
+};
+use crate::{service::operators::Operators, term::Term};
+
+/// The bound sockets, before anything is served on them.
+pub struct Ports {
+    pub registration: TcpListener,
+    pub operator: TcpListener,
+    pub agent: TcpListener,
+}
+
+impl Ports {
+    pub async fn bind(registration: SocketAddr, operator: SocketAddr, agent: SocketAddr) -> std::io::Result<Self> {
+        Ok(Self {
+            registration: TcpListener::bind(registration).await?,
+            operator: TcpListener::bind(operator).await?,
+            agent: TcpListener::bind(agent).await?,
+        })
+    }
+}
+
+/// A report with its files map; nothing an agent sends is larger.
+const AGENT_MESSAGE: usize = 256 * 1024;
+const REGISTRATION_MESSAGE: usize = 16 * 1024;
+const OPERATOR_MESSAGE: usize = 4 * 1024 * 1024;
+
+/// Serves the ports until the term's scope ends.
+pub fn serve(term: &Arc<Term>, ports: Ports) -> Result<(), TlsError> {
+    let authority = &term.shared.authority;
+    let clock = term.shared.clock.clone();
+    let open = server_config(authority.identity.clone(), ClientAuth::None, clock.clone())?;
+    let mutual = server_config(authority.identity.clone(), ClientAuth::Required(authority.trust.clone()), clock)?;
+    let tasks = &term.tasks;
+
+    let limits = PortLimits { max_connections: 1024, handshake: Duration::from_secs(5), user_timeout: None };
+    let incoming = accept(tasks, ports.registration, open, limits);
+    let (reporter, health) = tonic_health::server::health_reporter();
+    let service = RegistrationServiceServer::new(Registrations::new(term.clone()))
+        .max_decoding_message_size(REGISTRATION_MESSAGE);
+    let router = Server::builder()
+        .max_connection_age(Duration::from_secs(60))
+        .max_concurrent_streams(4)
+        .add_service(health)
+        .add_service(service);
+    let stop = tasks.token().clone();
+    tasks.spawn("registration port", async move {
+        reporter.set_serving::<RegistrationServiceServer<Registrations>>().await;
+        ended(router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await, "registration");
+    });
+
+    let limits = PortLimits {
+        max_connections: 1024,
+        handshake: Duration::from_secs(10),
+        user_timeout: Some(Duration::from_secs(20)),
+    };
+    let incoming = accept(tasks, ports.operator, mutual.clone(), limits);
+    let service =
+        OperatorServiceServer::new(Operator { term: term.clone() }).max_decoding_message_size(OPERATOR_MESSAGE);
+    let auth = Auth { term: term.clone(), port: Port::Operator(Arc::new(Operators::default())) };
+    let router = Server::builder()
+        .http2_keepalive_interval(Some(Duration::from_secs(15)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(5)))
+        .max_concurrent_streams(128)
+        .layer(auth)
+        .add_service(service);
+    let stop = tasks.token().clone();
+    tasks.spawn("operator port", async move {
+        ended(router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await, "operator");
+    });
+
+    let limits = PortLimits {
+        max_connections: 20_000,
+        handshake: Duration::from_secs(10),
+        user_timeout: Some(Duration::from_secs(15)),
+    };
+    let incoming = accept(tasks, ports.agent, mutual, limits);
+    let service = AgentServiceServer::new(Agents { term: term.clone() }).max_decoding_message_size(AGENT_MESSAGE);
+    let auth = Auth { term: term.clone(), port: Port::Agent };
+    let router = Server::builder()
+        .http2_keepalive_interval(Some(Duration::from_secs(10)))
+        .http2_keepalive_timeout(Some(Duration::from_secs(5)))
+        .max_concurrent_streams(16)
+        .layer(auth)
+        .add_service(service);
+    let stop = tasks.token().clone();
+    tasks.spawn("agent port", async move {
+        ended(router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await, "agent");
+    });
+    Ok(())
+}
+
+fn ended(result: Result<(), tonic::transport::Error>, port: &str) {
+    if let Err(error) = result {
+        tracing::error!(error = %nstance_rt::chain::Chain(&error), port, "port ended");
+    }
+}

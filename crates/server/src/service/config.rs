@@ -1,0 +1,260 @@
+//! The config of the shard: fetched, validated, kept.
+//!
+//! A stored config that is invalid, or a store that does not answer, leaves the last good copy in force. Without any
+//! copy the server says why and tries for ever; it never hangs mutely and never exits for it.
+
+use std::{
+    collections::BTreeMap,
+    path::{Path, PathBuf},
+    sync::Arc,
+};
+
+use nstance_config::{Checks, Config, GroupLayer, Loaded, ProviderKind, Report, load};
+use nstance_core::{
+    group::Desired,
+    ids::{GroupRef, Shard},
+    ports::{
+        objects::{ETag, Object, ObjectStore, StoreError},
+        schema::ProviderSchema,
+    },
+    time::Timestamp,
+};
+use nstance_store::records::{
+    Versioned, config_keys,
+    groups::{GroupEntry, GroupsFile},
+};
+use serde::{Deserialize, Serialize};
+
+use crate::world::Asked;
+
+/// The config in force.
+pub struct Applied {
+    pub config: Config,
+    pub key: String,
+    pub etag: ETag,
+    pub size: usize,
+    pub modified: Option<Timestamp>,
+    pub loaded_at: Timestamp,
+    /// The store could not be asked for a newer one, or its newer one is invalid.
+    pub stale: bool,
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error("config {0} and {1} are both missing; upload one")]
+    Missing(String, String),
+    #[error("config not read")]
+    Store(#[source] StoreError),
+    #[error("config {key} is not valid:\n{}", report.text())]
+    Invalid { key: String, report: Box<Report> },
+}
+
+/// Which args and options a provider takes, if it is part of this build.
+pub fn schema(kind: ProviderKind) -> Option<&'static dyn ProviderSchema> {
+    nstance_providers::schema::schema(kind.as_str())
+}
+
+pub fn check(object: &str, bytes: &[u8], shard: Option<&Shard>) -> Loaded {
+    load(object, bytes, &Checks { schema: &schema, shard })
+}
+
+/// Reads the stored config; if it cannot be used, the last good copy. An error means that there is neither.
+pub async fn fetch(
+    store: &dyn ObjectStore,
+    last_good: &LastGood,
+    shard: &Shard,
+    now: Timestamp,
+) -> Result<(Applied, Option<ConfigError>), ConfigError> {
+    let failure = match read(store, last_good, shard).await {
+        Ok((key, object)) => match apply(&key, &object, shard, now, false) {
+            Ok(applied) => {
+                last_good.remember(&key, &object);
+                return Ok((applied, None));
+            }
+            Err(error) => error,
+        },
+        Err(error) => error,
+    };
+    match last_good.applied(shard, now) {
+        Some(applied) => Ok((applied, Some(failure))),
+        None => Err(failure),
+    }
+}
+
+async fn read(store: &dyn ObjectStore, last_good: &LastGood, shard: &Shard) -> Result<(String, Object), ConfigError> {
+    let kept = last_good.read();
+    for key in config_keys(shard) {
+        let read = match kept.as_ref().filter(|kept| kept.key == key) {
+            Some(kept) => store.get_if_changed(&key, &kept.etag()).await.map(|changed| {
+                changed.unwrap_or_else(|| Object {
+                    body: kept.body.clone().into_bytes(),
+                    etag: kept.etag(),
+                    modified: None,
+                })
+            }),
+            None => store.get(&key).await,
+        };
+        match read {
+            Ok(object) => return Ok((key, object)),
+            // Only the store's own word that it is absent leads to the second place.
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(ConfigError::Store(error)),
+        }
+    }
+    let [first, second] = config_keys(shard);
+    Err(ConfigError::Missing(first, second))
+}
+
+fn apply(key: &str, object: &Object, shard: &Shard, now: Timestamp, stale: bool) -> Result<Applied, ConfigError> {
+    let Loaded { report, config } = check(key, &object.body, Some(shard));
+    match config {
+        Some(config) => Ok(Applied {
+            config,
+            key: key.to_owned(),
+            etag: object.etag.clone(),
+            size: object.body.len(),
+            modified: object.modified,
+            loaded_at: now,
+            stale,
+        }),
+        None => Err(ConfigError::Invalid { key: key.to_owned(), report: Box::new(report) }),
+    }
+}
+
+/// The last config that was found valid, as a file in the cache directory: it must be readable before anything else
+/// is known, even which cluster this is.
+pub struct LastGood {
+    path: PathBuf,
+}
+
+#[derive(Serialize, Deserialize)]
+struct Kept {
+    key: String,
+    etag: String,
+    body: String,
+}
+
+impl Kept {
+    fn etag(&self) -> ETag {
+        ETag(self.etag.clone())
+    }
+}
+
+impl LastGood {
+    pub fn new(cachedir: &Path, shard: &Shard) -> Self {
+        Self { path: cachedir.join(format!("config-{shard}.json")) }
+    }
+
+    fn read(&self) -> Option<Kept> {
+        serde_json::from_slice(&std::fs::read(&self.path).ok()?).ok()
+    }
+
+    pub fn applied(&self, shard: &Shard, now: Timestamp) -> Option<Applied> {
+        let kept = self.read()?;
+        let object = Object { body: kept.body.clone().into_bytes(), etag: kept.etag(), modified: None };
+        apply(&kept.key, &object, shard, now, true).ok()
+    }
+
+    fn remember(&self, key: &str, object: &Object) {
+        let write = || -> std::io::Result<()> {
+            if let Some(dir) = self.path.parent() {
+                std::fs::create_dir_all(dir)?;
+            }
+            let kept = Kept {
+                key: key.to_owned(),
+                etag: object.etag.to_string(),
+                body: String::from_utf8_lossy(&object.body).into_owned(),
+            };
+            let temporary = self.path.with_extension("tmp");
+            std::fs::write(&temporary, serde_json::to_vec(&kept)?)?;
+            std::fs::rename(&temporary, &self.path)
+        };
+        if let Err(error) = write() {
+            tracing::warn!(%error, path = %self.path.display(), "last good config not kept");
+        }
+    }
+}
+
+/// What is asked of every group: config and groups file, merged.
+pub fn asked(config: &Config, groups: Option<&Versioned<GroupsFile>>, ca_bundle: &str) -> BTreeMap<GroupRef, Asked> {
+    let mut all: BTreeMap<GroupRef, Result<Option<GroupLayer>, String>> =
+        config.groups.keys().map(|group| (group.clone(), Ok(None))).collect();
+    let etag = groups.map(|groups| groups.etag.to_string()).unwrap_or_default();
+    let mut victims = BTreeMap::new();
+    let mut asked = BTreeMap::new();
+    if let Some(groups) = groups {
+        for (group, entry) in &groups.value.groups {
+            all.insert(group.clone(), layer(entry).map(Some));
+            victims.insert(group.clone(), entry.preferred_victims.clone());
+        }
+        for group in groups.value.deleted.keys() {
+            // The config bringing a group back is a word as explicit as the tombstone.
+            if !config.groups.contains_key(group) {
+                all.remove(group);
+                asked.insert(group.clone(), tombstoned(&etag));
+            }
+        }
+    }
+    for (group, layer) in all {
+        let merged = layer.and_then(|layer| {
+            config.group(&group, layer.as_ref()).map_err(|problems| {
+                problems.first().map(|problem| format!("{}: {}", problem.path, problem.message)).unwrap_or_default()
+            })
+        });
+        let it = match merged {
+            Ok(merged) => {
+                let (infra_hash, runtime_hash) = (merged.infra_hash(), merged.runtime_hash(Some(ca_bundle.as_bytes())));
+                Asked {
+                    desired: Desired::Known(merged.size),
+                    merged: Some(Arc::new(merged)),
+                    infra_hash,
+                    runtime_hash,
+                    victims: victims.remove(&group).unwrap_or_default(),
+                    etag: etag.clone(),
+                    problem: None,
+                }
+            }
+            // The group is there, but how big it shall be nobody can say: its members stay as they are.
+            Err(problem) => Asked {
+                desired: Desired::Unknown,
+                merged: None,
+                infra_hash: String::new(),
+                runtime_hash: String::new(),
+                victims: Vec::new(),
+                etag: etag.clone(),
+                problem: Some(problem),
+            },
+        };
+        asked.insert(group, it);
+    }
+    asked
+}
+
+fn tombstoned(etag: &str) -> Asked {
+    Asked {
+        desired: Desired::Tombstoned,
+        merged: None,
+        infra_hash: String::new(),
+        runtime_hash: String::new(),
+        victims: Vec::new(),
+        etag: etag.to_owned(),
+        problem: None,
+    }
+}
+
+fn layer(entry: &GroupEntry) -> Result<GroupLayer, String> {
+    let subnet_pool = entry.subnet_pool.as_deref().map(str::parse).transpose();
+    let load_balancers =
+        entry.load_balancers.as_ref().map(|keys| keys.iter().map(|key| key.parse()).collect()).transpose();
+    let words = |error: nstance_core::ids::IdError| error.to_string();
+    Ok(GroupLayer {
+        template: entry.template.clone(),
+        size: entry.size,
+        instance_type: entry.instance_type.clone(),
+        subnet_pool: subnet_pool.map_err(words)?,
+        vars: entry.vars.clone(),
+        drain_timeout: entry.drain_timeout,
+        load_balancers: load_balancers.map_err(words)?,
+        rollout_paused: entry.rollout_paused,
+    })
+}

@@ -1,0 +1,182 @@
+//! What agents say, and the moment they stop.
+//!
+//! A report stream is a [`Session`]; dropping it, for whatever reason, marks the agent lost, starts the look at its VM
+//! and wakes its group. Nothing here decides: facts in, wake-ups out.
+
+use std::{sync::Arc, time::Duration};
+
+use nstance_core::{
+    ids::{GroupRef, InstanceId},
+    instance::Health,
+    time::Timestamp,
+};
+use nstance_proto::v1;
+use tokio_util::sync::CancellationToken;
+
+use crate::{
+    events::{Reason, Tell},
+    term::Term,
+    world::{Notice, StreamId},
+};
+
+/// An agent that announced its own restart is expected back for this long before anybody looks.
+const LEAVE_GRACE: Duration = Duration::from_secs(30);
+
+/// One open report stream.
+pub struct Session {
+    term: Arc<Term>,
+    group: GroupRef,
+    instance: InstanceId,
+    stream: StreamId,
+    /// A newer stream of the same instance took over.
+    pub superseded: CancellationToken,
+    /// The instance is gone.
+    pub cut: CancellationToken,
+    ended: bool,
+}
+
+impl Session {
+    /// Opens the stream of an instance, superseding an older one. `None` if the instance is not known any more.
+    pub fn open(term: &Arc<Term>, instance: InstanceId) -> Option<Self> {
+        let now = term.now();
+        let superseded = CancellationToken::new();
+        let mut state = term.world.lock();
+        let stream = StreamId(state.next_stream);
+        state.next_stream += 1;
+        let health = state.entries.get(&instance).map(|entry| entry.health(&state, now));
+        let entry = state.entries.get_mut(&instance)?;
+        let group = entry.instance().group.clone();
+        let was_open = entry.link.stream.replace(stream).is_some();
+        if let Some(older) = entry.link.superseded.replace(superseded.clone()) {
+            older.cancel();
+        }
+        entry.link.last_seen = now;
+        entry.link.lost_at = None;
+        entry.link.lost_at_mono = None;
+        entry.describe.tries = 0;
+        if entry.link.notice.as_ref().is_some_and(|notice| matches!(notice.action.as_str(), "leave" | "shutdown")) {
+            entry.link.notice = None;
+        }
+        let cut = entry.cut.clone();
+        drop(state);
+        if !was_open {
+            term.shared.metrics.agents_connected.inc();
+        }
+        if matches!(health, Some(Health::Lost { .. } | Health::Silent { .. })) {
+            term.tell(Tell::instance(Reason::InstanceRecovered, &group, instance, "agent is back"));
+        }
+        Some(Self { term: term.clone(), group, instance, stream, superseded, cut, ended: false })
+    }
+
+    /// Takes a report in. Whatever is urgent comes first; a bad field never ends the stream.
+    pub fn report(&self, report: &v1::HealthReportRequest) {
+        let now = self.term.now();
+        self.term.shared.metrics.reports.inc();
+        let mut wake = false;
+        let mut told = None;
+        {
+            let mut state = self.term.world.lock();
+            let Some(entry) = state.entries.get_mut(&self.instance) else { return };
+            let link = &mut entry.link;
+            if link.stream != Some(self.stream) {
+                return;
+            }
+            if let Some(notice) = &report.termination_notice {
+                told = note(link, notice, now);
+                wake |= told.is_some();
+            }
+            // The first report makes a member ready; one after silence brings it back.
+            let late = !link.interval.is_zero() && link.interval.saturating_mul(3) <= now.since(link.last_seen);
+            wake |= !link.reported || late;
+            link.reported = true;
+            link.last_seen = now;
+            link.interval = Duration::from_millis(u64::from(report.interval_ms));
+            if !report.config_hash.is_empty() {
+                link.config_hash.clone_from(&report.config_hash);
+            }
+        }
+        if let Some((reason, message)) = told {
+            self.term.tell(Tell::instance(reason, &self.group, self.instance, message));
+        }
+        if wake {
+            self.term.wake(&self.group);
+        }
+    }
+
+    /// The stream is over. Marks the agent lost, unless a newer stream took over or the term ends anyway.
+    pub fn end(mut self) {
+        self.finish();
+    }
+
+    fn finish(&mut self) {
+        if std::mem::replace(&mut self.ended, true) {
+            return;
+        }
+        let (now, mono) = (self.term.now(), self.term.world.clock().monotonic());
+        let look = {
+            let mut state = self.term.world.lock();
+            let Some(entry) = state.entries.get_mut(&self.instance) else {
+                self.term.shared.metrics.agents_connected.dec();
+                return;
+            };
+            if entry.link.stream != Some(self.stream) {
+                return; // superseded: the newer one counts now
+            }
+            entry.link.stream = None;
+            entry.link.superseded = None;
+            let leaving = entry.link.notice.as_ref().is_some_and(|notice| notice.action == "leave");
+            entry.link.lost_at = Some(if leaving { now.plus(LEAVE_GRACE) } else { now });
+            entry.link.lost_at_mono = Some(mono);
+            if leaving || entry.describe.in_flight {
+                None
+            } else {
+                entry.describe.in_flight = true;
+                entry.describe.due = None;
+                entry.describe.tries = 0;
+                Some(entry.vm_ref())
+            }
+        };
+        self.term.shared.metrics.agents_connected.dec();
+        if self.term.tasks.is_stopping() {
+            return;
+        }
+        // The look first: an event is told to people, who are slower than a provider.
+        self.term.observer.look(look.into_iter().collect());
+        self.term.tell(Tell::instance(Reason::InstanceLost, &self.group, self.instance, "report stream ended"));
+        self.term.wake(&self.group);
+    }
+}
+
+impl Drop for Session {
+    fn drop(&mut self) {
+        self.finish();
+    }
+}
+
+/// Notes a notice. A repeat changes nothing, an earlier deadline shortens.
+fn note(link: &mut crate::world::Link, notice: &v1::TerminationNotice, now: Timestamp) -> Option<(Reason, String)> {
+    let known = ["terminate", "stop", "hibernate", "preempt", "rebalance", "maintenance", "shutdown", "leave"];
+    if !known.contains(&notice.action.as_str()) {
+        tracing::warn!(action = notice.action, "notice of an unknown kind ignored");
+        return None;
+    }
+    let deadline = notice.deadline.as_ref().map(|at| {
+        Timestamp::from_millis(at.seconds.saturating_mul(1000).saturating_add(i64::from(at.nanos) / 1_000_000))
+    });
+    if let Some(old) = &mut link.notice
+        && old.action == notice.action
+    {
+        match (old.deadline, deadline) {
+            (Some(before), Some(earlier)) if earlier < before => old.deadline = Some(earlier),
+            (None, Some(_)) => old.deadline = deadline,
+            _ => return None,
+        }
+        return Some((Reason::TerminationNotice, format!("{}, earlier than told before", notice.action)));
+    }
+    link.notice = Some(Notice { action: notice.action.clone(), at: now, deadline });
+    let reason = match notice.action.as_str() {
+        "shutdown" | "leave" => Reason::HostShutdown,
+        _ => Reason::TerminationNotice,
+    };
+    Some((reason, notice.action.clone()))
+}

@@ -1,0 +1,238 @@
+//! The leader's picture in the words of the API. Counts are those of the specification, not the planner's own.
+
+use std::collections::BTreeMap;
+
+use nstance_core::{
+    group::Desired,
+    ids::{GroupRef, InstanceId, Tenant},
+    instance::{HOST_GRACE, Health, Ownership, Phase, Seen},
+    plan::Hold,
+    snapshot::{GroupView, InstanceView},
+    time::Timestamp,
+};
+use nstance_proto::v1;
+
+use crate::{
+    term::Term,
+    world::{Entry, State, is_dead},
+};
+
+pub fn timestamp(at: Timestamp) -> prost_types::Timestamp {
+    let millis = at.as_millis();
+    prost_types::Timestamp {
+        seconds: millis.div_euclid(1000),
+        nanos: i32::try_from(millis.rem_euclid(1000)).unwrap_or(0) * 1_000_000,
+    }
+}
+
+pub fn duration(it: std::time::Duration) -> prost_types::Duration {
+    prost_types::Duration {
+        seconds: i64::try_from(it.as_secs()).unwrap_or(i64::MAX),
+        nanos: i32::try_from(it.subsec_nanos()).unwrap_or(0),
+    }
+}
+
+/// Whether an instance counts towards its group's size.
+pub fn is_member(it: &InstanceView) -> bool {
+    matches!(it.phase, Phase::Pending | Phase::Provisioning | Phase::Running)
+        && !is_dead(it.seen)
+        && !matches!(it.health, Health::Terminating { .. })
+        && !(matches!(it.health, Health::Silent { .. }) && it.seen == Seen::Running)
+}
+
+pub fn is_ready(it: &InstanceView) -> bool {
+    is_member(it) && it.phase == Phase::Running && it.reported && matches!(it.health, Health::Healthy)
+}
+
+fn count(view: &GroupView, which: impl Fn(&InstanceView) -> bool) -> i32 {
+    let n = view.instances.values().filter(|it| it.ownership == Ownership::Managed && which(it)).count();
+    i32::try_from(n).unwrap_or(i32::MAX)
+}
+
+/// All groups of a tenant, those of size 0 and those being deleted included.
+pub fn groups(term: &Term, tenant: &Tenant) -> Vec<v1::GroupStatus> {
+    let (snapshot, now) = term.world.snapshot(None);
+    let state = term.world.lock();
+    snapshot
+        .groups
+        .iter()
+        .filter(|(group, _)| group.tenant == *tenant)
+        .map(|(group, view)| group_status(term, &state, group, view, now))
+        .collect()
+}
+
+fn group_status(term: &Term, state: &State, group: &GroupRef, view: &GroupView, now: Timestamp) -> v1::GroupStatus {
+    let it = state.groups.get(group);
+    let merged = it.and_then(|it| it.merged.as_deref());
+    let members: Vec<&InstanceId> = view
+        .instances
+        .iter()
+        .filter(|(_, it)| it.ownership == Ownership::Managed && is_member(it))
+        .map(|(id, _)| id)
+        .collect();
+    let refs: Vec<_> = members.iter().filter_map(|id| state.entries.get(id)).map(Entry::vm_ref).collect();
+    let mut provider_ids: Vec<String> = refs.iter().filter_map(|vm| vm.provider_id.clone()).collect();
+    provider_ids.sort();
+    let lost_long = |it: &InstanceView| match it.health {
+        Health::Lost { since } => std::time::Duration::from_secs(10) < now.since(since),
+        Health::Silent { .. } => true,
+        _ => false,
+    };
+    let unhealthy = |it: &InstanceView| {
+        !matches!(it.phase, Phase::Failed | Phase::Deleted | Phase::Deleting)
+            && (is_dead(it.seen)
+                || lost_long(it)
+                || (matches!(it.seen, Seen::Repairing | Seen::HostDown)
+                    && it.seen_since.is_some_and(|since| HOST_GRACE < now.since(since))))
+    };
+    v1::GroupStatus {
+        key: group.group.to_string(),
+        tenant: group.tenant.to_string(),
+        template: merged.map(|merged| merged.template.clone()).unwrap_or_default(),
+        size: match view.desired {
+            Desired::Known(size) => i32::try_from(size).unwrap_or(i32::MAX),
+            Desired::Tombstoned | Desired::Unknown => 0,
+        },
+        instance_type: merged.and_then(|merged| merged.instance_type.clone()).unwrap_or_default(),
+        subnet_pool: merged.map(|merged| merged.subnet_pool.to_string()).unwrap_or_default(),
+        vars: merged.map(|merged| merged.vars.clone().into_iter().collect()).unwrap_or_default(),
+        is_static: merged.is_some_and(|merged| merged.is_static),
+        etag: it.map(|it| it.etag.clone()).unwrap_or_default(),
+        actual_size: i32::try_from(members.len()).unwrap_or(i32::MAX),
+        provider_ids,
+        ready_size: count(view, is_ready),
+        pending_size: count(view, |it| matches!(it.phase, Phase::Pending | Phase::Provisioning)),
+        draining_size: count(view, |it| matches!(it.phase, Phase::Draining | Phase::Deleting)),
+        unhealthy_size: count(view, unhealthy),
+        rollout: None,
+        holds: it.map(|it| it.holds.iter().map(hold).collect()).unwrap_or_default(),
+        runtime_hash: it.map(|it| it.runtime_hash.clone()).unwrap_or_default(),
+        infra_hash: view.infra_hash.clone(),
+        deleting: view.desired == Desired::Tombstoned,
+        load_balancers: view.load_balancers.iter().map(ToString::to_string).collect(),
+        drain_timeout: Some(duration(view.drain_timeout)),
+        capacity: Default::default(),
+        arch: merged.map(|merged| merged.arch.as_str().to_owned()).unwrap_or_default(),
+        kind: merged.map(|merged| merged.kind.to_string()).unwrap_or_default(),
+        k8s_provider_ids: refs.iter().map(|vm| term.shared.provider.k8s_provider_id(vm)).collect(),
+        registered_size: count(view, |it| is_member(it) && it.registered_at.is_some()),
+        updated_size: count(view, |it| is_ready(it) && it.infra_hash == view.infra_hash),
+    }
+}
+
+pub fn hold(hold: &Hold) -> v1::PlanHold {
+    v1::PlanHold {
+        kind: hold.kind.as_str().to_owned(),
+        group: hold.group.group.to_string(),
+        instance_id: hold.instance.map(|id| id.to_string()).unwrap_or_default(),
+        message: hold.message.clone(),
+        since: hold.since.map(timestamp),
+        until: hold.until.map(timestamp),
+    }
+}
+
+/// Instances of a tenant in the order of their ids, from after `after`.
+pub fn instances(
+    term: &Term,
+    tenant: &Tenant,
+    which: impl Fn(&InstanceId, &Entry) -> bool,
+    after: Option<InstanceId>,
+    limit: usize,
+) -> Vec<v1::InstanceStatusResponse> {
+    let now = term.now();
+    let state = term.world.lock();
+    state
+        .entries
+        .iter()
+        .filter(|(id, entry)| {
+            entry.instance().group.tenant == *tenant && after.is_none_or(|after| after < **id) && which(id, entry)
+        })
+        .take(limit)
+        .map(|(_, entry)| instance_status(term, &state, entry, now))
+        .collect()
+}
+
+pub fn instance(term: &Term, tenant: &Tenant, id: InstanceId) -> Option<v1::InstanceStatusResponse> {
+    instances(term, tenant, |it, _| *it == id, None, 1).pop()
+}
+
+fn instance_status(term: &Term, state: &State, entry: &Entry, now: Timestamp) -> v1::InstanceStatusResponse {
+    let it = entry.instance();
+    let addresses = entry.provider_addresses();
+    let text = |it: Option<String>| it.unwrap_or_default();
+    v1::InstanceStatusResponse {
+        instance_id: it.id.to_string(),
+        tenant: it.group.tenant.to_string(),
+        status: it.phase().as_str().to_owned(),
+        created_at: Some(timestamp(it.created_at)),
+        last_seen: entry.link.reported.then(|| timestamp(entry.link.last_seen)),
+        provider_instance_id: text(it.provider.id.clone()),
+        group: it.group.group.to_string(),
+        on_demand: it.ownership == Ownership::OnDemand,
+        health: entry.health(state, now).as_str().to_owned(),
+        provider_state: entry.seen.as_str().to_owned(),
+        provider_state_at: entry.seen_at.map(timestamp),
+        registered_at: it.registration.as_ref().map(|registration| timestamp(registration.at)),
+        drain: it.open_drain().map(|drain| v1::DrainStatus {
+            drain_id: drain.started_at.as_millis().to_string(),
+            reason: drain.reason.as_str().to_owned(),
+            started_at: Some(timestamp(drain.started_at)),
+            delete_at: Some(timestamp(drain.deadline)),
+            acked_at: drain.acked_at.map(timestamp),
+        }),
+        private_ipv4: text(addresses.ip4),
+        private_ipv6: text(addresses.ip6),
+        hostname: text(addresses.hostname),
+        instance_type: text(it.instance_type.clone()),
+        subnet: it.subnet.clone(),
+        infra_hash: it.infra_hash.clone(),
+        runtime_hash: it.runtime_hash.clone(),
+        shard: it.shard.to_string(),
+        k8s_provider_id: term.shared.provider.k8s_provider_id(&entry.vm_ref()),
+        replaces: String::new(),
+        replaced_by: text(it.drain.as_ref().and_then(|drain| drain.replacement).map(|id| id.to_string())),
+        boot: None,
+        failure_reason: it.create_failure.as_ref().map(|failure| failure.class.clone()).unwrap_or_default(),
+        failure_message: it.create_failure.as_ref().map(|failure| failure.message.clone()).unwrap_or_default(),
+        deleted_at: it.delete.as_ref().and_then(|delete| delete.gone_at).map(timestamp),
+        machine: None,
+        spot: entry.vm.as_ref().and_then(|vm| vm.spot).unwrap_or(false),
+        traceparent: String::new(),
+        notice: entry.link.notice.as_ref().map(|notice| v1::TerminationNotice {
+            action: notice.action.clone(),
+            deadline: notice.deadline.map(timestamp),
+            detected_at: Some(timestamp(notice.at)),
+            notice_id: String::new(),
+        }),
+    }
+}
+
+/// An event for watchers.
+pub fn event(event: &crate::events::Event, dropped: u64) -> v1::Event {
+    use crate::events::Severity;
+    v1::Event {
+        resume_token: format!("{}-{}", event.epoch, event.number),
+        at: Some(timestamp(event.at)),
+        reason: event.reason.as_str().to_owned(),
+        severity: match event.severity {
+            Severity::Debug => v1::Severity::Debug,
+            Severity::Info => v1::Severity::Info,
+            Severity::Warning => v1::Severity::Warning,
+            Severity::Error => v1::Severity::Error,
+        }
+        .into(),
+        group: event.group.as_ref().map(|group| group.group.to_string()).unwrap_or_default(),
+        instance_id: event.instance.map(|id| id.to_string()).unwrap_or_default(),
+        message: event.message.clone(),
+        detail: event
+            .detail
+            .iter()
+            .map(|(name, value)| ((*name).to_owned(), value.clone()))
+            .collect::<BTreeMap<_, _>>()
+            .into_iter()
+            .collect(),
+        epoch: event.epoch.0,
+        actor: event.actor.clone(),
+        dropped: u32::try_from(dropped).unwrap_or(u32::MAX),
+    }
+}

@@ -1,0 +1,5 @@
+//! What runs by itself: each looks at state only, is idempotent, and ends with its term.
+
+pub mod collect;
+pub mod observe;
+pub mod reconcile;

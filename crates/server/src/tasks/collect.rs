@@ -1,0 +1,149 @@
+//! Full listings: at take-over, every `garbage_collection.interval`, and after an ambiguous create.
+//!
+//! A complete listing joins VMs and records by instance id. It proves no absence by itself: a record whose VM is
+//! missing is looked at by id. A VM without a record becomes a candidate, which the planner adopts or ends.
+
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
+
+use nstance_core::{
+    ids::InstanceId,
+    instance::{Phase, Seen},
+    ports::provider::{ErrorClass, Listing, ProviderError},
+};
+use nstance_rt::backoff::Backoff;
+use nstance_rt::chain::Chain;
+
+use crate::{
+    events::{Reason, Tell},
+    tasks::observe::{observe_call, provider_failed, provider_works},
+    term::Term,
+    world::is_dead,
+};
+
+pub async fn work(term: Arc<Term>) {
+    let token = term.tasks.token().clone();
+    let server = &term.applied.config.server;
+    let (interval, timeout) = (server.garbage_collection.interval, server.request_timeout);
+    // The first one decides whether anything may be made or removed at all: it is tried until it succeeds.
+    let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
+    loop {
+        let listed = tokio::select! {
+            biased;
+            () = token.cancelled() => return,
+            listed = list(&term, timeout) => listed,
+        };
+        let wait = if listed {
+            backoff.reset();
+            if interval.is_zero() { Duration::MAX } else { interval }
+        } else {
+            backoff.next(term.shared.entropy.as_ref()) + Duration::from_millis(50)
+        };
+        tokio::select! {
+            biased;
+            () = token.cancelled() => return,
+            () = term.listing_wanted() => {}
+            () = sleep(wait) => {}
+        }
+    }
+}
+
+async fn sleep(wait: Duration) {
+    if wait == Duration::MAX { std::future::pending().await } else { tokio::time::sleep(wait).await }
+}
+
+/// One listing. Answers whether it was complete.
+async fn list(term: &Arc<Term>, timeout: Duration) -> bool {
+    let started = term.world.clock().monotonic();
+    let asked_at = term.now();
+    let listed = match tokio::time::timeout(timeout, term.shared.provider.list()).await {
+        Ok(listed) => listed,
+        Err(_) => Err(ProviderError::new("list", ErrorClass::Unavailable, "no answer in time")),
+    };
+    observe_call(term, "list", started, listed.as_ref().err());
+    match listed {
+        Ok(listing) => {
+            provider_works(term);
+            let complete = listing.missing.is_none();
+            if let Some(part) = &listing.missing {
+                tracing::warn!(part, "listing is incomplete, it proves no absence");
+            }
+            apply(term, listing, asked_at);
+            complete
+        }
+        Err(error) => {
+            tracing::warn!(error = %Chain(&error), "VMs not listed");
+            provider_failed(term, &error);
+            false
+        }
+    }
+}
+
+fn apply(term: &Arc<Term>, listing: Listing, asked_at: nstance_core::time::Timestamp) {
+    let now = term.now();
+    let complete = listing.missing.is_none();
+    let mut foreign = Vec::new();
+    let mut looks = Vec::new();
+    {
+        let mut state = term.world.lock();
+        let mut shown = BTreeSet::<InstanceId>::new();
+        for vm in listing.vms {
+            let id = vm.vm.instance;
+            shown.insert(id);
+            if let Some(entry) = state.entries.get(&id) {
+                // What was learned after the listing began is newer than the listing.
+                let stale = entry.seen_at.is_some_and(|at| asked_at < at);
+                let confirmed = entry.instance().provider.id.as_ref();
+                let same = confirmed.is_none() || confirmed == vm.vm.provider_id.as_ref();
+                if !stale && same {
+                    let started_dying = is_dead(vm.seen) && !is_dead(entry.seen);
+                    if started_dying {
+                        let mono = term.world.clock().monotonic();
+                        if let Some(entry) = state.entries.get_mut(&id) {
+                            entry.died_at_mono = Some(mono);
+                        }
+                    }
+                    state.observe(id, vm.seen, Some(&vm), now);
+                }
+                continue;
+            }
+            match &vm.tags {
+                Some(tags) => {
+                    let group = tags.group_ref();
+                    state.group(&group).candidates.insert(id, vm);
+                }
+                None => foreign.push(vm),
+            }
+        }
+        if complete {
+            // Candidates that are gone need no judgement any more.
+            for it in state.groups.values_mut() {
+                it.candidates.retain(|id, _| shown.contains(id));
+            }
+            let missing: Vec<InstanceId> = state
+                .entries
+                .iter()
+                .filter(|(id, _)| !shown.contains(id))
+                .filter(|(_, entry)| {
+                    !matches!(entry.phase(), Phase::Deleted | Phase::Failed | Phase::Pending)
+                        && entry.seen != Seen::Gone
+                        && !entry.describe.in_flight
+                        && entry.seen_at.is_none_or(|at| at <= asked_at)
+                })
+                .map(|(id, _)| *id)
+                .collect();
+            for id in missing {
+                if let Some(entry) = state.entries.get_mut(&id) {
+                    entry.describe.in_flight = true;
+                    looks.push(entry.vm_ref());
+                }
+            }
+            state.complete.listing = true;
+        }
+    }
+    for vm in foreign {
+        let message = format!("VM {} has incomplete tags and is not touched", vm.vm.instance);
+        term.tell(Tell::shard(Reason::ForeignVm, message));
+    }
+    term.observer.look(looks);
+    term.wake_all();
+}

@@ -1,0 +1,227 @@
+//! Looks at VMs: at once when an agent is lost, again after growing waits, together when many are due.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
+
+use nstance_core::{
+    ids::InstanceId,
+    instance::{Health, Phase, Seen},
+    ports::provider::{Described, ErrorClass, ProviderError, VmRef},
+    snapshot::ProviderView,
+    time::Timestamp,
+};
+use nstance_rt::chain::Chain;
+use tokio::sync::Notify;
+
+use crate::{
+    events::{Reason, Tell},
+    metrics::CallLabels,
+    term::Term,
+    world::is_dead,
+};
+
+/// Limit of one describe call.
+const DESCRIBE: Duration = Duration::from_secs(30);
+/// Refs of one describe call, by the port's contract.
+const BATCH: usize = 100;
+
+/// VMs somebody wants to know about. Asking twice before the look is one look.
+#[derive(Default)]
+pub struct Observer {
+    wanted: Mutex<BTreeMap<InstanceId, VmRef>>,
+    wake: Notify,
+}
+
+impl Observer {
+    pub fn look(&self, vms: Vec<VmRef>) {
+        if vms.is_empty() {
+            return;
+        }
+        let mut wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
+        wanted.extend(vms.into_iter().map(|vm| (vm.instance, vm)));
+        self.wake.notify_one();
+    }
+
+    fn take(&self) -> Vec<VmRef> {
+        let mut wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::take(&mut *wanted).into_values().collect()
+    }
+}
+
+/// Serves the observer until the term ends. Calls run beside each other: a slow one delays no later look.
+pub async fn work(term: Arc<Term>) {
+    let token = term.tasks.token().clone();
+    loop {
+        let wanted = term.observer.take();
+        for batch in wanted.chunks(BATCH) {
+            let (term, batch) = (term.clone(), batch.to_vec());
+            let scope = term.tasks.clone();
+            scope.spawn_droppable("describe", async move { look(&term, &batch).await });
+        }
+        tokio::select! {
+            biased;
+            () = token.cancelled() => return,
+            () = term.observer.wake.notified() => {}
+        }
+    }
+}
+
+async fn look(term: &Arc<Term>, vms: &[VmRef]) {
+    let started = term.world.clock().monotonic();
+    {
+        let state = term.world.lock();
+        for vm in vms {
+            if let Some(lost) = state.entries.get(&vm.instance).and_then(|entry| entry.link.lost_at_mono)
+                && state.entries.get(&vm.instance).is_some_and(|entry| entry.describe.tries == 0)
+            {
+                term.shared.metrics.describe_start.observe(started.since(lost).as_secs_f64());
+            }
+        }
+    }
+    let answers = match tokio::time::timeout(DESCRIBE, term.shared.provider.describe(vms)).await {
+        Ok(answers) => answers,
+        Err(_) => {
+            let error = ProviderError::new("describe", ErrorClass::Unavailable, "no answer within 30 s");
+            vms.iter().map(|_| Described::Unknown(error.clone())).collect()
+        }
+    };
+    let failed = answers.iter().find_map(|answer| match answer {
+        Described::Unknown(error) => Some(error.clone()),
+        _ => None,
+    });
+    observe_call(term, "describe", started, failed.as_ref());
+    match failed {
+        Some(error) => provider_failed(term, &error),
+        None => provider_works(term),
+    }
+    for (vm, answer) in vms.iter().zip(answers) {
+        apply(term, vm.instance, answer);
+    }
+}
+
+/// One provider call in the histogram.
+pub fn observe_call(term: &Term, op: &'static str, started: nstance_core::time::Mono, error: Option<&ProviderError>) {
+    let class = error.map_or("ok", |error| error.class.as_str());
+    let labels = CallLabels { provider: term.shared.provider.kind(), op, class };
+    let seconds = term.world.clock().monotonic().since(started).as_secs_f64();
+    term.shared.metrics.provider_seconds.get_or_create(&labels).observe(seconds);
+}
+
+/// Takes one answer in and decides when to look again. It decides nothing else.
+fn apply(term: &Arc<Term>, instance: InstanceId, answer: Described) {
+    let now = term.now();
+    let visibility = term.shared.provider.capabilities().visibility_delay;
+    let mut state = term.world.lock();
+    let Some(entry) = state.entries.get(&instance) else { return };
+    let created_at = entry.instance().created_at;
+    let never_seen = entry.vm.is_none();
+    let (before, phase, group) = (entry.seen, entry.phase(), entry.instance().group.clone());
+    let (seen, vm) = match answer {
+        Described::Vm(vm) => (vm.seen, Some(*vm)),
+        // A fresh VM may be invisible to its own provider for a while: then "not found" is no proof.
+        Described::NotFound if never_seen && now.since(created_at) < visibility => (Seen::Unknown, None),
+        Described::NotFound => (Seen::Gone, None),
+        Described::Unknown(error) => {
+            tracing::warn!(%instance, error = %Chain(&error), "VM not described");
+            (Seen::Unknown, None)
+        }
+    };
+    state.observe(instance, seen, vm.as_ref(), now);
+    let health = state.entries.get(&instance).map_or(Health::Starting, |entry| entry.health(&state, now));
+    let Some(entry) = state.entries.get_mut(&instance) else { return };
+    entry.describe.in_flight = false;
+    entry.describe.tries = entry.describe.tries.saturating_add(1);
+    let shutting_down = entry
+        .link
+        .notice
+        .as_ref()
+        .is_some_and(|notice| notice.action == "shutdown" && now.since(notice.at) < Duration::from_secs(10));
+    entry.describe.due = next_look(seen, phase, health, entry.describe.tries, shutting_down, now);
+    if entry.describe.due.is_none() {
+        entry.describe.tries = 0;
+    }
+    drop(state);
+    if is_dead(seen) && !is_dead(before) && matches!(phase, Phase::Provisioning | Phase::Running) {
+        let message = format!("provider shows the VM {}", seen.as_str());
+        term.tell(Tell::instance(Reason::InstanceDead, &group, instance, message));
+    }
+    term.wake(&group);
+}
+
+/// When to look again: until proof for what is being deleted, with growing waits for what is lost, soon after a
+/// failed look, never for what is fine.
+fn next_look(
+    seen: Seen,
+    phase: Phase,
+    health: Health,
+    tries: u32,
+    shutting_down: bool,
+    now: Timestamp,
+) -> Option<Timestamp> {
+    const WAITS: [u64; 6] = [1, 2, 4, 8, 15, 30];
+    let wait = |cap: usize| {
+        let at = usize::try_from(tries.saturating_sub(1)).unwrap_or(cap).min(cap);
+        Some(now.plus(Duration::from_secs(WAITS[at])))
+    };
+    match (phase, seen) {
+        (Phase::Deleted | Phase::Failed, _) | (_, Seen::Gone) => None,
+        (_, Seen::Unknown) => wait(4),
+        (Phase::Deleting, _) => wait(5),
+        _ if shutting_down => Some(now.plus(Duration::from_millis(500))),
+        _ if matches!(health, Health::Lost { .. } | Health::Silent { .. }) => wait(5),
+        _ => None,
+    }
+}
+
+/// Notes that the provider does not serve us. The probe ends that.
+pub fn provider_failed(term: &Arc<Term>, error: &ProviderError) {
+    let now = term.now();
+    let view = match error.class {
+        ErrorClass::Unavailable | ErrorClass::Ambiguous => {
+            ProviderView::Unavailable { since: now, message: error.message.clone() }
+        }
+        ErrorClass::Auth => ProviderView::Unauthorized { since: now, message: error.message.clone() },
+        _ => return,
+    };
+    let began = {
+        let mut state = term.world.lock();
+        let began = state.provider == ProviderView::Available;
+        if began {
+            state.provider = view;
+        }
+        began
+    };
+    if began {
+        term.tell(Tell::shard(Reason::ProviderFailing, format!("{}", Chain(error))));
+        let term = term.clone();
+        term.tasks.clone().spawn_droppable("probe", async move { probe(&term).await });
+    }
+}
+
+/// One cheap call every 2 s until the provider serves us again; then everybody who waited goes on at once.
+async fn probe(term: &Arc<Term>) {
+    loop {
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        if let Ok(Ok(())) = tokio::time::timeout(DESCRIBE, term.shared.provider.probe()).await {
+            provider_works(term);
+            return;
+        }
+    }
+}
+
+pub fn provider_works(term: &Arc<Term>) {
+    let recovered = {
+        let mut state = term.world.lock();
+        let failing = state.provider != ProviderView::Available;
+        state.provider = ProviderView::Available;
+        failing
+    };
+    if recovered {
+        term.tell(Tell::shard(Reason::HoldCleared, "provider answers again"));
+        term.want_listing();
+        term.wake_all();
+    }
+}

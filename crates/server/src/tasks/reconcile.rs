@@ -1,0 +1,106 @@
+//! A group's worker: look, plan, act, wait. Woken by events, by the clock, and every 30 s regardless, so that a lost
+//! event costs half a minute and nothing more.
+
+use std::{sync::Arc, time::Duration};
+
+use nstance_core::{
+    check::check,
+    group::Desired,
+    ids::GroupRef,
+    instance::Ownership,
+    plan::{Hold, plan},
+    snapshot::{GroupView, Snapshot},
+};
+use tokio::sync::Notify;
+
+use crate::{
+    events::{Reason, Tell},
+    exec,
+    metrics::Metrics,
+    term::Term,
+};
+
+const RESYNC: Duration = Duration::from_secs(30);
+
+pub async fn work(term: Arc<Term>, group: GroupRef, wake: Arc<Notify>) {
+    let token = term.tasks.token().clone();
+    loop {
+        let next = pass(&term, &group);
+        tokio::select! {
+            biased;
+            () = token.cancelled() => return,
+            () = wake.notified() => {}
+            () = tokio::time::sleep(next) => {}
+        }
+    }
+}
+
+/// One pass. Synchronous: effects run beside it, each marked in the world before this returns, so that the next pass
+/// counts them. Answers how long to wait without an event.
+fn pass(term: &Arc<Term>, group: &GroupRef) -> Duration {
+    let due = term.world.take_due_looks(group);
+    term.observer.look(due);
+    let started = term.world.clock().monotonic();
+    let (snapshot, now) = term.world.snapshot(Some(group));
+    let plan = plan(&snapshot, now);
+    for violation in check(&snapshot, &plan, now) {
+        // The checker is a second opinion: it is told, not obeyed, for either of the two may be wrong.
+        term.shared.metrics.plan_violations.inc();
+        tracing::error!(%group, ?violation, "plan breaks an invariant, please report this");
+    }
+    term.shared.metrics.plan_seconds.observe(term.world.clock().monotonic().since(started).as_secs_f64());
+    tell_holds(term, group, &plan.holds);
+    show(&term.shared.metrics, group, &snapshot);
+    for planned in plan.actions {
+        exec::start(term, planned);
+    }
+    let wake_at = [plan.wake_at, term.world.next_look(group)].into_iter().flatten().min();
+    // Never zero: a moment that is already past was acted on in this very pass.
+    wake_at.map_or(RESYNC, |at| at.since(now)).clamp(Duration::from_millis(1), RESYNC)
+}
+
+/// Tells which holds began and which ended since the last pass.
+fn tell_holds(term: &Term, group: &GroupRef, holds: &[Hold]) {
+    let before = {
+        let mut state = term.world.lock();
+        std::mem::replace(&mut state.group(group).holds, holds.to_vec())
+    };
+    let same = |a: &Hold, b: &Hold| a.kind == b.kind && a.instance == b.instance;
+    for hold in holds.iter().filter(|it| hold_is_told(it) && !before.iter().any(|old| same(it, old))) {
+        let message = format!("{}: {}", hold.kind.as_str(), hold.message);
+        term.tell(match hold.instance {
+            Some(instance) => Tell::instance(Reason::HoldStarted, group, instance, message),
+            None => Tell::group(Reason::HoldStarted, group, message),
+        });
+    }
+    for hold in before.iter().filter(|it| hold_is_told(it) && !holds.iter().any(|new| same(it, new))) {
+        term.tell(Tell::group(Reason::HoldCleared, group, hold.kind.as_str()));
+    }
+}
+
+/// Holds that are the ordinary course of things would only drown the others.
+fn hold_is_told(hold: &Hold) -> bool {
+    use nstance_core::plan::HoldKind;
+    !matches!(hold.kind, HoldKind::InProgress | HoldKind::WaitingForDrain | HoldKind::WaitingForReplacement)
+}
+
+fn show(metrics: &Metrics, group: &GroupRef, snapshot: &Snapshot) {
+    let Some(view) = snapshot.groups.get(group) else { return };
+    let labels = Metrics::group(group);
+    if let Desired::Known(size) = view.desired {
+        metrics.group_desired.get_or_create(&labels).set(i64::from(size));
+    }
+    let (actual, ready) = counts(view);
+    metrics.group_actual.get_or_create(&labels).set(i64::try_from(actual).unwrap_or(i64::MAX));
+    metrics.group_ready.get_or_create(&labels).set(i64::try_from(ready).unwrap_or(i64::MAX));
+}
+
+/// Members, and those of them that are ready.
+pub fn counts(view: &GroupView) -> (usize, usize) {
+    let members = view
+        .instances
+        .values()
+        .filter(|it| it.ownership == Ownership::Managed)
+        .filter(|it| crate::service::status::is_member(it));
+    members.fold((0, 0), |(actual, ready), it| (actual + 1, ready + usize::from(crate::service::status::is_ready(it))))
+}

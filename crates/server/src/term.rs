@@ -1,0 +1,244 @@
+//! One term of leadership: everything that lives between taking the lease and losing it.
+//!
+//! All tasks, timers and queues of a term hang on its scope; when it ends they end, and nothing of it can fire in the
+//! next. Whatever changes a record goes through [`Term::update`], and whatever changes the world outside takes a
+//! permit of the term's guard.
+
+use std::{
+    collections::BTreeMap,
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use nstance_core::{
+    ids::{ClusterId, Epoch, GroupRef, InstanceId, ServerId, Shard},
+    instance::Instance,
+    ports::{
+        clock::{Clock, Entropy},
+        objects::ObjectStore,
+        provider::Provider,
+    },
+    term::Guard,
+    time::Timestamp,
+};
+use nstance_rt::{chain::Chain, tasks::Tasks};
+use nstance_store::{
+    cas::{RecordError, Records},
+    records::Versioned,
+};
+use tokio::sync::{Notify, watch};
+
+use crate::{
+    authority::Authority,
+    cache::CacheWriter,
+    events::{Events, Reason, Tell},
+    metrics::Metrics,
+    pace::Gate,
+    service::config::Applied,
+    tasks::{observe::Observer, reconcile},
+    vitals::Vitals,
+    world::{Facts, World},
+};
+
+/// What a server has for its whole life, whether it leads or not.
+pub struct Shared {
+    pub id: ServerId,
+    pub cluster: ClusterId,
+    pub shard: Shard,
+    pub clock: Arc<dyn Clock>,
+    pub entropy: Arc<dyn Entropy>,
+    pub store: Arc<dyn ObjectStore>,
+    pub records: Records,
+    pub provider: Arc<dyn Provider>,
+    pub authority: Arc<Authority>,
+    pub metrics: Arc<Metrics>,
+    pub vitals: Arc<Vitals>,
+    pub events: Arc<Events>,
+    pub cache: CacheWriter,
+}
+
+/// Where clients find this shard's leader, as told to new instances.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Advertised {
+    pub registration: String,
+    pub operator: String,
+    pub agent: String,
+}
+
+pub struct Term {
+    pub shared: Arc<Shared>,
+    pub guard: Guard,
+    pub tasks: Tasks,
+    pub world: World,
+    pub gate: Gate,
+    pub observer: Observer,
+    pub applied: Arc<Applied>,
+    pub advertised: Advertised,
+    wakes: Mutex<BTreeMap<GroupRef, Arc<Notify>>>,
+    listing: Arc<Notify>,
+    ended: watch::Sender<Option<String>>,
+}
+
+impl Term {
+    pub fn new(
+        shared: Arc<Shared>,
+        guard: Guard,
+        tasks: Tasks,
+        world: World,
+        gate: Gate,
+        applied: Arc<Applied>,
+        advertised: Advertised,
+    ) -> Arc<Self> {
+        Arc::new(Self {
+            shared,
+            guard,
+            tasks,
+            world,
+            gate,
+            observer: Observer::default(),
+            applied,
+            advertised,
+            wakes: Mutex::default(),
+            listing: Arc::default(),
+            ended: watch::Sender::new(None),
+        })
+    }
+
+    pub fn epoch(&self) -> Epoch {
+        self.guard.epoch()
+    }
+
+    pub fn now(&self) -> Timestamp {
+        self.world.now()
+    }
+
+    pub fn tell(&self, tell: Tell) {
+        self.shared.events.tell(self.now(), self.epoch(), tell);
+    }
+
+    /// Wakes a group's worker, which begins with its first wake.
+    pub fn wake(self: &Arc<Self>, group: &GroupRef) {
+        let mut wakes = self.wakes.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(wake) = wakes.get(group) {
+            wake.notify_one();
+            return;
+        }
+        let wake = Arc::new(Notify::new());
+        wakes.insert(group.clone(), wake.clone());
+        self.tasks.spawn("reconcile", reconcile::work(self.clone(), group.clone(), wake));
+    }
+
+    pub fn wake_all(self: &Arc<Self>) {
+        for group in self.world.group_refs() {
+            self.wake(&group);
+        }
+    }
+
+    /// Asks for a full listing now.
+    pub fn want_listing(&self) {
+        self.listing.notify_one();
+    }
+
+    pub async fn listing_wanted(&self) {
+        self.listing.notified().await;
+    }
+
+    /// Ends the term from inside: no effect starts after this.
+    pub fn step_down(&self, why: impl Into<String>) {
+        let why = why.into();
+        self.guard.close();
+        self.ended.send_if_modified(|ended| {
+            if ended.is_none() {
+                tracing::warn!(epoch = %self.epoch(), why, "stepping down");
+                *ended = Some(why);
+                return true;
+            }
+            false
+        });
+    }
+
+    /// Resolves with the reason when the term must end.
+    pub async fn ended(&self) -> String {
+        let mut ended = self.ended.subscribe();
+        loop {
+            if let Some(why) = ended.borrow_and_update().clone() {
+                return why;
+            }
+            if ended.changed().await.is_err() {
+                return "the term was dropped".to_owned();
+            }
+        }
+    }
+
+    /// Changes an instance's facts: commits first, then memory, then cache, then the group is woken. `change` may run
+    /// several times on what it finds; `None` means nothing to change.
+    pub async fn update(
+        self: &Arc<Self>,
+        instance: InstanceId,
+        change: impl Fn(&Instance) -> Option<Instance> + Send + Sync,
+    ) -> Result<Instance, UpdateError> {
+        let writing = {
+            let state = self.world.lock();
+            state.entries.get(&instance).map(|entry| entry.writing.clone()).ok_or(UpdateError::Unknown(instance))?
+        };
+        let _one_writer = writing.lock().await;
+        let current = {
+            let state = self.world.lock();
+            match state.entries.get(&instance).map(|entry| &entry.facts) {
+                Some(Facts::Durable(record)) => record.clone(),
+                Some(Facts::Intent(_)) => return Err(UpdateError::NotDurable(instance)),
+                None => return Err(UpdateError::Unknown(instance)),
+            }
+        };
+        let updated = self.shared.records.update_instance(&self.guard, &current, &change).await;
+        let record = match updated {
+            Ok(record) => record,
+            Err(RecordError::Missing { .. }) => self.repair(&current, &change).await?,
+            Err(error) => return Err(self.failed(error)),
+        };
+        Ok(self.commit(record))
+    }
+
+    /// The object is gone though we know its content: it is put back, with the change on it.
+    async fn repair(
+        self: &Arc<Self>,
+        current: &Versioned<Instance>,
+        change: &(impl Fn(&Instance) -> Option<Instance> + Send + Sync),
+    ) -> Result<Versioned<Instance>, UpdateError> {
+        let value = change(&current.value).unwrap_or_else(|| current.value.clone());
+        let put_back = Versioned { value, ..current.clone() };
+        let record =
+            self.shared.records.put_back_instance(&self.guard, &put_back).await.map_err(|error| self.failed(error))?;
+        let value = &record.value;
+        let message = "record was missing from the store and was put back from memory";
+        self.tell(Tell::instance(Reason::RecordRepaired, &value.group, value.id, message));
+        Ok(record)
+    }
+
+    /// Takes a committed record into memory and cache and wakes its group.
+    pub fn commit(self: &Arc<Self>, record: Versioned<Instance>) -> Instance {
+        let instance = record.value.clone();
+        self.shared.cache.put(&record);
+        let now = self.now();
+        self.world.lock().insert(Facts::Durable(record), now);
+        self.wake(&instance.group);
+        instance
+    }
+
+    /// A record error seen in this term. Meeting a higher epoch means that somebody else leads.
+    pub fn failed(&self, error: RecordError) -> UpdateError {
+        if let RecordError::Fenced { .. } = &error {
+            self.step_down(format!("{}", Chain(&error)));
+        }
+        UpdateError::Record(error)
+    }
+}
+
+#[derive(Debug, thiserror::Error)]
+pub enum UpdateError {
+    #[error("instance {0} is not known")]
+    Unknown(InstanceId),
+    #[error("the intent of instance {0} is not durable yet")]
+    NotDurable(InstanceId),
+    #[error("change the record")]
+    Record(#[source] RecordError),
+}

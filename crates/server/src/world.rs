@@ -1,0 +1,347 @@
+//! The leader's picture in memory: records, what the provider shows, what agents say, and what is asked of each group.
+//!
+//! It is filled at take-over, changed only after a commit (or by an observation), and dropped with the term. One lock,
+//! never held over an await. Everything in ordered maps: the order of a walk reaches plans, ids and logs.
+
+mod entry;
+mod view;
+
+use std::{
+    collections::{BTreeMap, BTreeSet, VecDeque},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use nstance_config::MergedGroup;
+use nstance_core::{
+    group::Desired,
+    ids::{GroupRef, InstanceId, Tenant},
+    instance::{Instance, Phase, Seen},
+    plan::Hold,
+    ports::provider::{Vm, VmRef},
+    snapshot::{BlockKind, Completeness, CreateBlock, ProviderView, Settings},
+    time::{Mono, Timestamp},
+};
+use nstance_store::{rebuild::CorruptRecord, records::Versioned};
+
+pub use entry::{Describe, Entry, Facts, Link, Notice, StreamId};
+
+use crate::term_clock::TermClock;
+
+/// How long after the agent port opened nobody counts as lost: a fleet needs its time to find a new leader.
+pub const RETURN_GRACE: Duration = Duration::from_secs(30);
+
+pub struct World {
+    clock: TermClock,
+    state: Mutex<State>,
+}
+
+pub struct State {
+    pub complete: Completeness,
+    pub provider: ProviderView,
+    pub settings: Settings,
+    pub runaway_window: Duration,
+    pub health_check_interval: Duration,
+    pub entries: BTreeMap<InstanceId, Entry>,
+    pub groups: BTreeMap<GroupRef, GroupState>,
+    pub corrupt: Vec<CorruptRecord>,
+    /// When the agent port opened in this term.
+    pub agents_since: Option<Timestamp>,
+    pub next_stream: u64,
+}
+
+/// What is asked of a group, and what happened in it lately.
+pub struct GroupState {
+    pub desired: Desired,
+    pub merged: Option<Arc<MergedGroup>>,
+    pub infra_hash: String,
+    pub runtime_hash: String,
+    pub members: BTreeSet<InstanceId>,
+    pub candidates: BTreeMap<InstanceId, Vm>,
+    pub blocks: BTreeMap<BlockKind, Block>,
+    pub victims: Vec<InstanceId>,
+    pub etag: String,
+    /// Creates of the runaway window, accepted or ambiguous.
+    pub created: VecDeque<Timestamp>,
+    pub sizes: VecDeque<(Timestamp, u32)>,
+    pub never_registered_in_a_row: u32,
+    /// Losses whose replacement has not been asked for yet: when each was noticed.
+    pub losses: VecDeque<Mono>,
+    pub holds: Vec<Hold>,
+    /// Grows with every change, so that a stale plan can be recognised.
+    pub revision: u64,
+}
+
+/// A reason not to create, with its memory of how often it came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Block {
+    pub message: String,
+    pub since: Timestamp,
+    pub until: Option<Timestamp>,
+    pub times: u32,
+}
+
+impl Default for GroupState {
+    fn default() -> Self {
+        Self {
+            desired: Desired::Unknown,
+            merged: None,
+            infra_hash: String::new(),
+            runtime_hash: String::new(),
+            members: BTreeSet::new(),
+            candidates: BTreeMap::new(),
+            blocks: BTreeMap::new(),
+            victims: Vec::new(),
+            etag: String::new(),
+            created: VecDeque::new(),
+            sizes: VecDeque::new(),
+            never_registered_in_a_row: 0,
+            losses: VecDeque::new(),
+            holds: Vec::new(),
+            revision: 0,
+        }
+    }
+}
+
+/// How a group is asked for, as config and groups file say together.
+pub struct Asked {
+    pub desired: Desired,
+    pub merged: Option<Arc<MergedGroup>>,
+    pub infra_hash: String,
+    pub runtime_hash: String,
+    pub victims: Vec<InstanceId>,
+    pub etag: String,
+    /// The merged group is not usable; why.
+    pub problem: Option<String>,
+}
+
+impl World {
+    pub fn new(
+        clock: TermClock,
+        settings: Settings,
+        runaway_window: Duration,
+        health_check_interval: Duration,
+    ) -> Self {
+        let state = State {
+            complete: Completeness { config: true, groups: true, records: false, listing: false },
+            provider: ProviderView::Available,
+            settings,
+            runaway_window,
+            health_check_interval,
+            entries: BTreeMap::new(),
+            groups: BTreeMap::new(),
+            corrupt: Vec::new(),
+            agents_since: None,
+            next_stream: 0,
+        };
+        Self { clock, state: Mutex::new(state) }
+    }
+
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub fn clock(&self) -> &TermClock {
+        &self.clock
+    }
+
+    pub fn now(&self) -> Timestamp {
+        self.clock.now()
+    }
+
+    /// Takes in a complete rebuild. Silence of registered agents counts from now.
+    pub fn load(&self, records: Vec<Versioned<Instance>>, corrupt: Vec<CorruptRecord>) {
+        let now = self.now();
+        let mut state = self.lock();
+        for record in records {
+            state.insert(Facts::Durable(record), now);
+        }
+        for record in &corrupt {
+            if let Some(group) = &record.group {
+                state.group(group);
+            }
+        }
+        state.corrupt = corrupt;
+        state.complete.records = true;
+    }
+
+    /// Says what is asked of every group. Groups that nobody asks for any more, but that have records, become unknown.
+    pub fn ask(&self, asked: BTreeMap<GroupRef, Asked>) {
+        let now = self.now();
+        let mut state = self.lock();
+        for (group, it) in &mut state.groups {
+            if !asked.contains_key(group) {
+                it.desired = Desired::Unknown;
+                it.merged = None;
+                it.revision += 1;
+            }
+        }
+        for (group, asked) in asked {
+            let it = state.group(&group);
+            if let Desired::Known(size) = asked.desired {
+                it.sizes.push_back((now, size));
+            }
+            it.desired = asked.desired;
+            it.merged = asked.merged;
+            it.infra_hash = asked.infra_hash;
+            it.runtime_hash = asked.runtime_hash;
+            it.victims = asked.victims;
+            it.etag = asked.etag;
+            it.blocks.remove(&BlockKind::InvalidRequest);
+            if let Some(problem) = asked.problem {
+                it.block(BlockKind::InvalidRequest, problem, now, None);
+            }
+            it.revision += 1;
+        }
+    }
+
+    /// The whole of one group's answer to "is anything due by the clock?", besides the planner's own `wake_at`.
+    pub fn next_look(&self, group: &GroupRef) -> Option<Timestamp> {
+        let state = self.lock();
+        let now = self.now();
+        let members = &state.groups.get(group)?.members;
+        members
+            .iter()
+            .filter_map(|id| state.entries.get(id))
+            .flat_map(|entry| [entry.describe.due, entry.next_health_change(&state, now)])
+            .flatten()
+            .min()
+    }
+
+    /// Instances of a group that must be looked at now. Each is handed out once.
+    pub fn take_due_looks(&self, group: &GroupRef) -> Vec<VmRef> {
+        let now = self.now();
+        let mut state = self.lock();
+        let Some(members) = state.groups.get(group).map(|it| it.members.clone()) else { return Vec::new() };
+        members
+            .into_iter()
+            .filter_map(|id| {
+                let wants = state.entries.get(&id)?.wants_look(&state, now);
+                let entry = state.entries.get_mut(&id)?;
+                if !wants || entry.describe.in_flight {
+                    return None;
+                }
+                entry.describe.in_flight = true;
+                entry.describe.due = None;
+                Some(entry.vm_ref())
+            })
+            .collect()
+    }
+
+    /// The groups that exist in any way: asked for, or named by a record or a VM.
+    pub fn group_refs(&self) -> Vec<GroupRef> {
+        self.lock().groups.keys().cloned().collect()
+    }
+
+    pub fn group_of(&self, instance: InstanceId) -> Option<GroupRef> {
+        self.lock().entries.get(&instance).map(|entry| entry.instance().group.clone())
+    }
+
+    /// An instance of this tenant; another tenant's answers like a missing one.
+    pub fn instance(&self, tenant: &Tenant, instance: InstanceId) -> Option<Instance> {
+        let state = self.lock();
+        let entry = state.entries.get(&instance)?;
+        (entry.instance().group.tenant == *tenant).then(|| entry.instance().clone())
+    }
+}
+
+impl State {
+    pub fn group(&mut self, group: &GroupRef) -> &mut GroupState {
+        self.groups.entry(group.clone()).or_default()
+    }
+
+    /// Takes in facts of an instance nobody knew yet, or newer ones of one we know.
+    pub fn insert(&mut self, facts: Facts, now: Timestamp) {
+        let instance = facts.instance();
+        let (id, group, created_at) = (instance.id, instance.group.clone(), instance.created_at);
+        let counts_as_create = instance.create_failure.is_none();
+        let window = self.runaway_window;
+        match self.entries.get_mut(&id) {
+            Some(entry) => entry.facts = facts,
+            None => {
+                let interval = self.health_check_interval;
+                self.entries.insert(id, Entry::new(facts, interval, now));
+                let it = self.group(&group);
+                if counts_as_create && now.since(created_at) < window {
+                    it.created.push_back(created_at);
+                    it.created.make_contiguous().sort_unstable();
+                }
+            }
+        }
+        let it = self.group(&group);
+        it.members.insert(id);
+        it.candidates.remove(&id);
+        it.revision += 1;
+    }
+
+    pub fn remove(&mut self, instance: InstanceId) {
+        if let Some(entry) = self.entries.remove(&instance) {
+            entry.cut.cancel();
+            let group = entry.instance().group.clone();
+            let it = self.group(&group);
+            it.members.remove(&instance);
+            it.revision += 1;
+        }
+    }
+
+    /// Notes what the provider showed of an instance. Answers the group to wake if that changed anything.
+    pub fn observe(&mut self, instance: InstanceId, seen: Seen, vm: Option<&Vm>, now: Timestamp) -> Option<GroupRef> {
+        let health_interval = self.health_check_interval;
+        let entry = self.entries.get_mut(&instance)?;
+        let before = entry.seen;
+        entry.observe(seen, vm, now);
+        let group = entry.instance().group.clone();
+        let lost = entry.link.lost_at_mono;
+        let was_member = matches!(entry.phase(), Phase::Pending | Phase::Provisioning | Phase::Running);
+        let died = is_dead(seen) && !is_dead(before) && was_member;
+        let _ = health_interval;
+        if died && let Some(lost) = lost.or(entry.died_at_mono) {
+            self.group(&group).losses.push_back(lost);
+        }
+        (before != seen).then(|| {
+            self.group(&group).revision += 1;
+            group
+        })
+    }
+}
+
+/// Proven or terminal states of a VM that no grace applies to.
+pub fn is_dead(seen: Seen) -> bool {
+    matches!(seen, Seen::Stopping | Seen::Stopped | Seen::Suspended | Seen::Deleting | Seen::Gone)
+}
+
+impl GroupState {
+    /// Notes a reason not to create. The same one again only moves its end.
+    pub fn block(&mut self, kind: BlockKind, message: impl Into<String>, now: Timestamp, until: Option<Timestamp>) {
+        let block = self.blocks.entry(kind).or_insert_with(|| Block {
+            message: String::new(),
+            since: now,
+            until: None,
+            times: 0,
+        });
+        block.message = message.into();
+        block.until = until;
+        block.times += 1;
+        self.revision += 1;
+    }
+
+    pub fn unblock(&mut self, kind: BlockKind) {
+        if self.blocks.remove(&kind).is_some() {
+            self.revision += 1;
+        }
+    }
+
+    /// The blocks in force. One whose time is over no longer blocks, but its count stays until a success.
+    pub fn active_blocks(&self, now: Timestamp) -> Vec<CreateBlock> {
+        self.blocks
+            .iter()
+            .filter(|(_, block)| block.until.is_none_or(|until| now < until))
+            .map(|(kind, block)| CreateBlock {
+                kind: *kind,
+                message: block.message.clone(),
+                since: block.since,
+                until: block.until,
+            })
+            .collect()
+    }
+}

@@ -1,0 +1,226 @@
+//! One instance in the leader's memory: its facts, its VM, its agent.
+
+use std::{sync::Arc, time::Duration};
+
+use nstance_core::{
+    instance::{Addresses, Health, Instance, Phase, Seen},
+    ports::provider::{Vm, VmRef},
+    snapshot::Busy,
+    time::{Mono, Timestamp},
+};
+use nstance_store::records::Versioned;
+use tokio_util::sync::CancellationToken;
+
+use super::{RETURN_GRACE, State};
+
+/// Facts in memory are what was committed, except for an intent whose write is still on its way.
+pub enum Facts {
+    Intent(Box<Instance>),
+    Durable(Versioned<Instance>),
+}
+
+impl Facts {
+    pub fn instance(&self) -> &Instance {
+        match self {
+            Self::Intent(instance) => instance,
+            Self::Durable(record) => &record.value,
+        }
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct StreamId(pub u64);
+
+/// A real termination notice, or advice.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Notice {
+    pub action: String,
+    pub at: Timestamp,
+    pub deadline: Option<Timestamp>,
+}
+
+/// What the agent says, or fails to say.
+pub struct Link {
+    pub stream: Option<StreamId>,
+    /// Tells the open stream that a newer one took over.
+    pub superseded: Option<CancellationToken>,
+    /// Receive time of the last report; at take-over, the take-over.
+    pub last_seen: Timestamp,
+    pub reported: bool,
+    pub interval: Duration,
+    pub lost_at: Option<Timestamp>,
+    pub lost_at_mono: Option<Mono>,
+    pub notice: Option<Notice>,
+    pub config_hash: String,
+}
+
+/// When to look at the VM next.
+#[derive(Default)]
+pub struct Describe {
+    pub due: Option<Timestamp>,
+    pub in_flight: bool,
+    pub tries: u32,
+}
+
+pub struct Entry {
+    pub facts: Facts,
+    pub seen: Seen,
+    pub seen_since: Option<Timestamp>,
+    pub seen_at: Option<Timestamp>,
+    pub vm: Option<Vm>,
+    pub link: Link,
+    pub describe: Describe,
+    pub busy: Option<Busy>,
+    pub attempts: u32,
+    pub next_attempt_at: Option<Timestamp>,
+    /// When its death was noticed without a broken stream before it.
+    pub died_at_mono: Option<Mono>,
+    /// One writer at a time per record; the intent's write holds it too.
+    pub writing: Arc<tokio::sync::Mutex<()>>,
+    /// Ends the agent's streams.
+    pub cut: CancellationToken,
+}
+
+impl Entry {
+    pub fn new(facts: Facts, interval: Duration, now: Timestamp) -> Self {
+        Self {
+            facts,
+            seen: Seen::NotAsked,
+            seen_since: None,
+            seen_at: None,
+            vm: None,
+            link: Link {
+                stream: None,
+                superseded: None,
+                last_seen: now,
+                reported: false,
+                interval,
+                lost_at: None,
+                lost_at_mono: None,
+                notice: None,
+                config_hash: String::new(),
+            },
+            describe: Describe::default(),
+            busy: None,
+            attempts: 0,
+            next_attempt_at: None,
+            died_at_mono: None,
+            writing: Arc::default(),
+            cut: CancellationToken::new(),
+        }
+    }
+
+    pub fn instance(&self) -> &Instance {
+        self.facts.instance()
+    }
+
+    pub fn phase(&self) -> Phase {
+        self.instance().phase()
+    }
+
+    pub fn vm_ref(&self) -> VmRef {
+        let provider = &self.instance().provider;
+        VmRef {
+            instance: self.instance().id,
+            provider_id: provider.id.clone().or_else(|| provider.reserved_id.clone()),
+        }
+    }
+
+    pub fn observe(&mut self, seen: Seen, vm: Option<&Vm>, now: Timestamp) {
+        if self.seen != seen || self.seen_since.is_none() {
+            self.seen_since = Some(now);
+        }
+        self.seen = seen;
+        self.seen_at = Some(now);
+        if let Some(vm) = vm {
+            self.vm = Some(vm.clone());
+        }
+    }
+
+    /// Addresses as the provider reports them.
+    pub fn provider_addresses(&self) -> Addresses {
+        match &self.vm {
+            Some(vm) => Addresses {
+                ip4: vm.ip4.clone(),
+                ip6: vm.ip6.clone(),
+                hostname: vm.hostname.clone(),
+                fqdn: vm.fqdn.clone(),
+            },
+            None => self.instance().provider.addresses.clone(),
+        }
+    }
+
+    /// When an agent without a report counts as silent; `None` if only its stream's presence counts.
+    fn deadline(&self) -> Option<Timestamp> {
+        (!self.link.interval.is_zero()).then(|| self.link.last_seen.plus(self.link.interval.saturating_mul(3)))
+    }
+
+    /// From when on a registered agent that is not connected counts as lost.
+    fn lost_since(&self, state: &State) -> Option<Timestamp> {
+        let judged = state.agents_since?.plus(RETURN_GRACE);
+        match self.link.lost_at {
+            Some(lost_at) => Some(lost_at),
+            // It has not been here in this term: it may be on its way back.
+            None => Some(judged),
+        }
+    }
+
+    pub fn health(&self, state: &State, now: Timestamp) -> Health {
+        if self.instance().registration.is_none() {
+            return Health::Starting;
+        }
+        if let Some(notice) = &self.link.notice
+            && is_terminal(&notice.action)
+        {
+            return Health::Terminating { noticed_at: notice.at, deadline: notice.deadline };
+        }
+        let late = self.deadline().filter(|deadline| *deadline <= now);
+        if self.link.stream.is_some() {
+            return match late {
+                Some(since) => Health::Silent { since },
+                None if self.link.reported => Health::Healthy,
+                None => Health::Starting,
+            };
+        }
+        match self.lost_since(state) {
+            Some(since) if since <= now => match late {
+                Some(deadline) => Health::Silent { since: deadline.max(since) },
+                None => Health::Lost { since },
+            },
+            _ if self.link.reported => Health::Healthy,
+            _ => Health::Starting,
+        }
+    }
+
+    /// The next moment at which time alone changes this agent's health.
+    pub fn next_health_change(&self, state: &State, now: Timestamp) -> Option<Timestamp> {
+        if self.phase() != Phase::Running {
+            return None;
+        }
+        let lost = if self.link.stream.is_none() { self.lost_since(state) } else { None };
+        [self.deadline(), lost].into_iter().flatten().filter(|at| now < *at).min()
+    }
+
+    /// Whether somebody must look at its VM now.
+    pub fn wants_look(&self, state: &State, now: Timestamp) -> bool {
+        if let Some(due) = self.describe.due {
+            return due <= now;
+        }
+        // A loss or silence nobody has looked into yet.
+        self.phase() == Phase::Running
+            && matches!(self.health(state, now), Health::Lost { .. } | Health::Silent { .. })
+            && self.seen_at.is_none_or(|at| at < self.trouble_since(state))
+    }
+
+    fn trouble_since(&self, state: &State) -> Timestamp {
+        match self.link.stream {
+            Some(_) => self.deadline().unwrap_or(self.link.last_seen),
+            None => self.lost_since(state).unwrap_or(self.link.last_seen),
+        }
+    }
+}
+
+/// The VM will end. Advice (`rebalance`, `maintenance`) and the agent's own stop (`shutdown`, `leave`) are not that.
+pub(super) fn is_terminal(action: &str) -> bool {
+    matches!(action, "terminate" | "stop" | "hibernate" | "preempt")
+}

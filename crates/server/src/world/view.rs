@@ -1,0 +1,130 @@
+//! From memory to the planner's snapshot: pure reading, no decision.
+
+use std::collections::BTreeMap;
+
+use nstance_core::{
+    group::Desired,
+    ids::{GroupRef, InstanceId},
+    instance::Ownership,
+    snapshot::{Brake, Candidate, CreateWindow, DrainView, Failures, GroupView, InstanceView, ShardView, Snapshot},
+    time::Timestamp,
+};
+
+use super::{Entry, GroupState, State, World};
+
+impl World {
+    /// The snapshot of one group for its worker, or of the whole shard.
+    pub fn snapshot(&self, only: Option<&GroupRef>) -> (Snapshot, Timestamp) {
+        let now = self.now();
+        let state = self.lock();
+        let groups = state
+            .groups
+            .iter()
+            .filter(|(group, _)| only.is_none_or(|only| only == *group))
+            .map(|(group, it)| (group.clone(), group_view(&state, group, it, now)))
+            .collect();
+        let shard = ShardView {
+            complete: state.complete,
+            provider: state.provider.clone(),
+            brake: Brake::default(),
+            settings: state.settings.clone(),
+        };
+        (Snapshot { shard, groups }, now)
+    }
+}
+
+fn group_view(state: &State, group: &GroupRef, it: &GroupState, now: Timestamp) -> GroupView {
+    let instances: BTreeMap<InstanceId, InstanceView> =
+        it.members.iter().filter_map(|id| Some((*id, instance_view(state, state.entries.get(id)?, now)))).collect();
+    GroupView {
+        desired: it.desired,
+        infra_hash: it.infra_hash.clone(),
+        drain_timeout: it.merged.as_ref().map(|merged| merged.drain_timeout).unwrap_or_default(),
+        load_balancers: it.merged.as_ref().map(|merged| merged.load_balancers.clone()).unwrap_or_default(),
+        rollout_paused: it.merged.as_ref().is_some_and(|merged| merged.rollout_paused),
+        victims: it.victims.clone(),
+        create_blocks: it.active_blocks(now),
+        failures: Failures::default(),
+        window: window(state, it, now),
+        instances,
+        candidates: it
+            .candidates
+            .values()
+            .map(|vm| Candidate {
+                vm: vm.vm.clone(),
+                seen: vm.seen,
+                ownership: match &vm.tags {
+                    Some(tags) if tags.on_demand => Ownership::OnDemand,
+                    _ => Ownership::Managed,
+                },
+                created_at: vm.created_at,
+            })
+            .collect(),
+        corrupt: state
+            .corrupt
+            .iter()
+            .filter(|record| record.group.as_ref() == Some(group))
+            .map(|record| record.key.clone())
+            .collect(),
+        mass_removal: None,
+    }
+}
+
+fn window(state: &State, it: &GroupState, now: Timestamp) -> CreateWindow {
+    let begin = now.minus(state.runaway_window);
+    let inside: Vec<Timestamp> = it.created.iter().copied().filter(|at| begin < *at).collect();
+    let current = match it.desired {
+        Desired::Known(size) => size,
+        Desired::Tombstoned | Desired::Unknown => 0,
+    };
+    CreateWindow {
+        n_creates: u32::try_from(inside.len()).unwrap_or(u32::MAX),
+        largest_size: it
+            .sizes
+            .iter()
+            .filter(|(at, _)| begin < *at)
+            .map(|(_, size)| *size)
+            .chain([current])
+            .max()
+            .unwrap_or(current),
+        frees_at: inside.first().map(|at| at.plus(state.runaway_window)),
+    }
+}
+
+fn instance_view(state: &State, entry: &Entry, now: Timestamp) -> InstanceView {
+    let instance = entry.instance();
+    InstanceView {
+        ownership: instance.ownership,
+        phase: instance.phase(),
+        reason: instance.reason,
+        created_at: instance.created_at,
+        timers_from: instance.timers_from(),
+        adopted: instance.adopted_at.is_some(),
+        confirmed: instance.provider.confirmed_at.is_some(),
+        registered_at: instance.registration.as_ref().map(|registration| registration.at),
+        infra_hash: instance.infra_hash.clone(),
+        seen: entry.seen,
+        seen_since: entry.seen_since,
+        health: entry.health(state, now),
+        reported: entry.link.reported,
+        drain: instance.open_drain().map(|drain| DrainView {
+            reason: drain.reason,
+            started_at: drain.started_at,
+            delete_at: drain.deadline,
+            acked: drain.acked_at.is_some(),
+        }),
+        delete_requested_at: instance.delete.as_ref().map(|delete| delete.requested_at),
+        delete_gone_at: instance.delete.as_ref().and_then(|delete| delete.gone_at),
+        create_failed_at: instance.create_failure.as_ref().map(|failure| failure.at),
+        replace_marked_at: instance.replace.as_ref().map(|mark| mark.at),
+        advised_at: entry
+            .link
+            .notice
+            .as_ref()
+            .filter(|notice| matches!(notice.action.as_str(), "rebalance" | "maintenance"))
+            .map(|notice| notice.at),
+        load_balancers: BTreeMap::new(),
+        busy: entry.busy,
+        next_attempt_at: entry.next_attempt_at,
+    }
+}
