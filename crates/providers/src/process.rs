@@ -144,6 +144,13 @@ pub fn end_all(work_dir: &Path) -> io::Result<usize> {
     Ok(ended)
 }
 
+/// Kills the recorded agent of one VM, as the development tools do. Says whether there was one.
+pub fn kill_agent(work_dir: &Path, instance: InstanceId) -> io::Result<bool> {
+    let Read::File(file) = VmDir::new(work_dir, instance).read() else { return Ok(false) };
+    let Some(held) = file.process.map_or(Ok(None), Process::hold)? else { return Ok(false) };
+    held.kill().map(|()| true)
+}
+
 fn held<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }

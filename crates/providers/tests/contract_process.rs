@@ -1,0 +1,106 @@
+//! The provider contract on real directories and processes. A stand-in that sleeps takes the agent's place.
+
+use std::{fs, path::PathBuf, process::Command, sync::Arc};
+
+use async_trait::async_trait;
+use nstance_core::{
+    ids::InstanceId,
+    ports::{
+        clock::Clock,
+        provider::{ErrorClass, Owner, Provider},
+    },
+};
+use nstance_providers::{
+    contract::{self, Subject},
+    process::{self, ProcessOptions, ProcessProvider},
+};
+use nstance_rt::{clock::SystemClock, tasks::Tasks};
+use tempfile::TempDir;
+
+struct ProcessSubject {
+    dir: TempDir,
+    tasks: Tasks,
+}
+
+impl Drop for ProcessSubject {
+    fn drop(&mut self) {
+        let _ = process::end_all(&self.work_dir());
+    }
+}
+
+impl ProcessSubject {
+    fn new() -> Self {
+        let subject = Self { dir: TempDir::new().expect("a directory"), tasks: Tasks::new() };
+        // Written by another process, so that no fork of ours can hold the script open for writing.
+        let status = Command::new("sh")
+            .args(["-c", "printf '#!/bin/sh\\nexec sleep 600\\n' > \"$0\" && chmod 755 \"$0\""])
+            .arg(subject.agent())
+            .status()
+            .expect("a shell");
+        assert!(status.success());
+        subject
+    }
+
+    fn agent(&self) -> PathBuf {
+        self.dir.path().join("agent")
+    }
+
+    fn work_dir(&self) -> PathBuf {
+        self.dir.path().join("instances")
+    }
+
+    fn vm_json(&self, instance: InstanceId) -> PathBuf {
+        self.work_dir().join(instance.to_string()).join("vm.json")
+    }
+}
+
+#[async_trait]
+impl Subject for ProcessSubject {
+    fn provider(&self) -> Arc<dyn Provider> {
+        self.provider_of(self.owner())
+    }
+
+    fn owner(&self) -> Owner {
+        Owner { cluster: "dev".parse().expect("a cluster"), shard: "dev-1".parse().expect("a shard") }
+    }
+
+    fn clock(&self) -> Arc<dyn Clock> {
+        Arc::new(SystemClock)
+    }
+
+    /// A new one each time, as if every call came from a server that has just started.
+    fn provider_of(&self, owner: Owner) -> Arc<dyn Provider> {
+        let options = ProcessOptions::new(owner, self.agent(), self.work_dir());
+        Arc::new(ProcessProvider::new(options, self.clock(), self.tasks.clone()))
+    }
+
+    async fn kill(&self, instance: InstanceId) {
+        assert!(process::kill_agent(&self.work_dir(), instance).expect("it is killed"));
+    }
+
+    async fn purge(&self, instance: InstanceId) {
+        fs::remove_dir_all(self.work_dir().join(instance.to_string())).expect("files can be moved");
+    }
+
+    fn fail_reads(&self, instance: InstanceId, class: Option<ErrorClass>) -> bool {
+        let (file, aside) = (self.vm_json(instance), self.dir.path().join("aside.json"));
+        match class {
+            Some(_) => {
+                fs::rename(&file, aside).expect("files can be moved");
+                fs::write(file, "torn").expect("files can be moved");
+            }
+            None => fs::rename(aside, file).expect("files can be moved"),
+        }
+        true
+    }
+
+    fn add_untagged(&self, provider_id: &str) -> bool {
+        fs::create_dir_all(self.work_dir().join(provider_id)).expect("files can be moved");
+        true
+    }
+}
+
+#[tokio::test]
+async fn local_processes_keep_the_contract() {
+    contract::run(async || Box::new(ProcessSubject::new()) as Box<dyn Subject>).await;
+}
