@@ -20,6 +20,10 @@ pub const MAX_BYTES: usize = 4 * 1024 * 1024;
 /// Deepest nesting of objects and lists; bounds the recursion of everything that walks the tree.
 pub const MAX_DEPTH: usize = 64;
 
+/// Entries of one object: several times what any part of a config may hold. Objects keep their keys in a list, so that
+/// more of them would take quadratic time.
+pub const MAX_KEYS: usize = 4096;
+
 /// Faults noted in one file. Whoever has this many did not mean to write JSON.
 const MAX_FAULTS: usize = 200;
 
@@ -321,6 +325,11 @@ impl<'a> Parser<'a> {
                 self.path.0.pop();
                 value
             };
+            if entries.len() == MAX_KEYS {
+                let message = format!("an object with more than {MAX_KEYS} keys");
+                self.problems.push(Problem::new(Code::Limit, self.path.to_string(), start, message));
+                return Err(Lost);
+            }
             if let Some(key) = key {
                 match seen.entry(key.clone()) {
                     std::collections::hash_map::Entry::Vacant(free) => {

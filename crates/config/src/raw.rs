@@ -387,8 +387,9 @@ impl<'a> Fields<'a> {
             let path = self.at.path.key(&entry.key);
             let message = format!("unknown key `{}`", entry.key);
             let mut problem = Problem::new(Code::UnknownKey, path.to_string(), entry.key_pos, message);
-            needed.retain(|key| suggest_key(&entry.key, &known) != Some(format!("did you mean `{key}`?")));
             if !self.at.problems.is_full() {
+                // One misspelt key is one problem, not an unknown and a missing one.
+                needed.retain(|key| suggest_key(&entry.key, &known) != Some(format!("did you mean `{key}`?")));
                 problem.help = self
                     .hints
                     .iter()

@@ -21,6 +21,7 @@ pub use self::{
 };
 pub(crate) use self::{fault::Fault, program::Program, sample::sample_data};
 use crate::{
+    hash::hash_bytes,
     merge::MergedGroup,
     model::{CaSpec, CertificateKind, CertificateNames, CertificateSpec, Config, FileSpec, UserdataSource},
     path::Path,
@@ -78,7 +79,7 @@ pub fn render_userdata(group: &MergedGroup, data: &RenderData) -> Result<Option<
     }
 }
 
-/// Renders userdata whose bytes were fetched (and checked against `sha256`) before.
+/// Renders userdata whose bytes were fetched. They are held against `sha256` first, if the config has one.
 pub fn render_fetched_userdata(
     group: &MergedGroup,
     data: &RenderData,
@@ -86,6 +87,15 @@ pub fn render_fetched_userdata(
 ) -> Result<Option<String>, RenderError> {
     let Some(userdata) = &group.userdata else { return Ok(None) };
     let place = Path::of(&["userdata", "content"]);
+    if let Some(sha256) = &userdata.sha256 {
+        let found = hash_bytes(bytes);
+        if found.strip_prefix("sha256:") != Some(sha256) {
+            return Err(RenderError::invalid(
+                &place,
+                format!("fetched bytes are {found}, the config asks for {sha256}"),
+            ));
+        }
+    }
     let text = userdata::decode(userdata.encoding, bytes)
         .map_err(|error| RenderError::invalid(&place, format!("userdata is not {}: {error}", userdata.encoding)))?;
     Renderer::new(Context::Userdata, data).text(&text, &place).map(Some)

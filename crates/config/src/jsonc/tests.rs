@@ -78,6 +78,8 @@ fn too_large_or_wrongly_encoded_files_are_refused() {
     let (node, problems) = parse(&vec![b' '; MAX_BYTES + 1]);
     assert!(node.is_none());
     assert_eq!(problems[0].code, Code::Limit);
+    let many: String = (0..=MAX_KEYS).map(|i| format!("\"{i}\":0,")).collect();
+    assert_eq!(parse(format!("{{{many}}}").as_bytes()).1[0].code, Code::Limit);
     let (_, problems) = parse(b"{\n \"a\": \"\xff\"}");
     assert_eq!((problems[0].line, problems[0].column), (2, 8));
 }

@@ -234,7 +234,11 @@ impl<'a> Eval<'a> {
     fn branch(&mut self, branch: &BranchNode, dot: &Got, with: bool) -> Result<Flow, Fault> {
         self.line = branch.pos.line;
         let n_vars = self.vars.len();
-        let got = self.pipe(&branch.pipe, dot)?;
+        let got = self.pipe_value(&branch.pipe, dot)?;
+        // A missing value may be the condition, and so may the variable that holds it: it lives no longer than this.
+        if let [name] = branch.pipe.decl.as_slice() {
+            self.bind(name, got.clone(), branch.pipe.is_assign);
+        }
         let flow = if got.is_true() {
             self.list(&branch.body, if with { &got } else { dot })?
         } else {

@@ -257,7 +257,7 @@ impl<V: Visit> Walk<'_, V> {
             // The value flows into the next command, or into the condition.
             let guarded = match pipe.commands.get(i + 1) {
                 Some(next) => function_of(next).is_some_and(funcs::takes_missing),
-                None => condition && pipe.decl.is_empty(),
+                None => condition,
             };
             if 0 < i && function_of(command).is_none() {
                 self.fault(
@@ -303,9 +303,9 @@ impl<V: Visit> Walk<'_, V> {
         };
         let n_args = command.args.len().saturating_sub(1);
         for (i, arg) in command.args[1..].iter().enumerate() {
-            // All but the last argument of `or`, and all of `and`, are asked for their truth at least.
-            let asked = matches!(name, "and" | "or") && i + 1 < n_args;
-            self.expr(arg, dot, guards || asked);
+            // A missing argument of `or` is passed over while another follows.
+            let followed = name == "or" && i + 1 < n_args;
+            self.expr(arg, dot, guards || followed);
         }
         None
     }

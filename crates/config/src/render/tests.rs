@@ -135,6 +135,8 @@ fn a_missing_value_may_flow_where_it_is_asked_for() {
     gives("{{ or .Vars.Nope \"x\" }}{{ (or .Vars.Nope .Vars.Nada) | default \"z\" }}", "xz");
     gives("{{ if hasKey .Vars \"Nope\" }}{{ .Vars.Nope }}{{ end }}", "");
     gives("{{ .Cluster.FQDN | default \"none\" }}", "none");
+    gives("{{ with $x := .Vars.Nope }}{{ $x }}{{ else }}n{{ end }}{{ if $x := .Vars.Name }}{{ $x }}{{ end }}", "nweb");
+    fails("{{ if $x := .Vars.Nope }}{{ else }}{{ $x }}{{ end }}", ".Vars.Nope: no such key");
     gives("{{ if (.Vars.Nope) }}{{ end }}{{ .Vars.Nope.Deeper | default \"d\" }}", "d");
 }
 
@@ -271,6 +273,22 @@ fn json_files_keep_order_and_other_values() {
           }
         }"#]]
     .assert_eq(&out);
+}
+
+#[test]
+fn fetched_userdata_is_held_against_its_checksum() {
+    let config = r#"{
+      "server": { "cluster_id": "c", "shard": "s", "provider": { "kind": "fake", "region": "r", "zone": "z" },
+        "subnet_pools": { "one": ["a"] }, "secrets": { "provider": "memory" } },
+      "templates": { "tst": { "kind": "tst", "arch": "amd64", "subnet_pool": "one", "userdata": { "templateUrl": "https://x/",
+        "sha256": "2CF24DBA5FB0A30E26E83B2AC5B9E29E1B161E5C1FA7425E73043362938B9824" } } },
+      "groups": { "web": { "template": "tst" } } }"#;
+    let loaded = crate::load("userdata", config.as_bytes(), &crate::Checks::offline_any());
+    let config = loaded.config.unwrap();
+    let group = config.merge(&crate::merge::tests::group_ref("default", "web"), None).unwrap();
+    assert_eq!(render_fetched_userdata(&group, &data(), b"hello"), Ok(Some("hello".to_owned())));
+    assert!(render_fetched_userdata(&group, &data(), b"hallo").is_err());
+    assert!(render_userdata(&group, &data()).unwrap_err().message.contains("has not been fetched"));
 }
 
 fn certificate(dns: &[&str], ip: &[&str]) -> CertificateSpec {
