@@ -2,7 +2,7 @@
 //!
 //! Our own reader, because no library gives positions, duplicate keys and recovery together. It carries on after
 //! faults that leave the rest readable (a missing comma, a bare word, single quotes), so that one run shows them all;
-//! an unreadable value becomes [`Json::Broken`], which later stages pass over in silence. Only faults that unhinge the
+//! an unreadable value becomes `Json::Broken`, which later stages pass over in silence. Only faults that unhinge the
 //! structure (a lost brace, the file's end) stop it.
 //!
 //! Messages never quote what stands in the file, for it may be a secret.

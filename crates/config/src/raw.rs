@@ -37,9 +37,14 @@ impl<'a> At<'a> {
         self.report(Code::BadValue, message, (!help.is_empty()).then_some(help));
     }
 
+    /// Whether no message may quote what stands here.
+    fn is_secret(&self) -> bool {
+        self.path.is_under(&["server", "secrets"])
+    }
+
     /// `text` as a message may quote it; hidden below `server.secrets`.
     pub(crate) fn show(&self, text: &str) -> String {
-        if self.path.is_under(&["server", "secrets"]) {
+        if self.is_secret() {
             return "this value".to_owned();
         }
         const MAX_QUOTED: usize = 80;
@@ -129,7 +134,8 @@ impl<'a> At<'a> {
         match &self.node.json {
             Json::Int(0) => Some(Duration::ZERO),
             Json::Int(it) if 0 < *it => {
-                self.bad("a duration needs a unit", format!("write it as \"{it}s\", or with ms, m, h, d or w"));
+                let example = if self.is_secret() { 90 } else { *it };
+                self.bad("a duration needs a unit", format!("write it as \"{example}s\", or with ms, m, h, d or w"));
                 None
             }
             Json::Int(_) | Json::Float(_) => {

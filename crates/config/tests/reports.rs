@@ -189,6 +189,13 @@ fn values_below_secrets_are_never_shown() {
 }
 
 #[test]
+fn a_number_below_secrets_is_not_shown_either() {
+    let config = aws("", "\"groups\": {}").replace("\"secrets\": {", "\"secrets\": { \"cache_ttl\": 4711,");
+    let text = load("s", config.as_bytes(), &checks()).report.text();
+    assert!(text.contains("server.secrets.cache_ttl") && !text.contains("4711"), "{text}");
+}
+
+#[test]
 fn foreign_spellings_get_a_pointed_hint() {
     let config = r#"{
   "cluster": "c", "shard": "s",
