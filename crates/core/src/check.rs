@@ -231,8 +231,10 @@ impl<'a> Court<'a> {
                 ended.unwrap_or(it.created_at).plus(retention) <= self.now
             }
             Action::LbRegister { .. } => it.phase == Phase::Running,
-            Action::LbDeregister { .. } => it.phase != Phase::Pending && it.phase != Phase::Failed,
-            Action::Create { .. } | Action::Adopt { .. } | Action::TerminateOrphan { .. } => true,
+            Action::LbDeregister { .. }
+            | Action::Create { .. }
+            | Action::Adopt { .. }
+            | Action::TerminateOrphan { .. } => true,
         }
     }
 }

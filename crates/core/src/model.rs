@@ -154,7 +154,8 @@ fn adopted(view: &GroupView, candidate: &Candidate, now: Timestamp) -> InstanceV
     }
 }
 
-/// Lets time do its good: every VM that was asked for runs, registers and reports.
+/// Lets time do its good: every VM that was asked for runs, registers and reports, load balancers and
+/// providers let go, drains are acknowledged.
 pub fn settle(snapshot: &Snapshot, now: Timestamp) -> Snapshot {
     let mut after = snapshot.clone();
     for view in after.groups.values_mut() {
@@ -165,6 +166,12 @@ pub fn settle(snapshot: &Snapshot, now: Timestamp) -> Snapshot {
                 it.registered_at = Some(now);
                 it.health = Health::Healthy;
                 it.reported = true;
+            }
+            if it.phase == Phase::Deleting {
+                it.seen = Seen::Gone;
+            }
+            for state in it.load_balancers.values_mut().filter(|state| **state == LbState::DrainingOut) {
+                *state = LbState::Absent;
             }
             if let Some(drain) = &mut it.drain {
                 drain.acked = true;

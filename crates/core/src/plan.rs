@@ -253,15 +253,21 @@ fn plan_size(scene: Scene<'_>, draft: &mut Draft<'_>, crew: &mut Crew<'_>, size:
     for at in replace::given_up(crew) {
         draft.wake(at);
     }
-    let n_overdue = arrive::end_overdue(scene, draft, crew);
+    arrive::end_overdue(scene, draft, crew);
     let mut rotations = Rotations::Held;
     if scene.view.mass_removal.is_none() {
         rotations = Rotations::Allowed;
-        let surge = u32::from(rollout::under_way(scene, crew, size).is_some());
-        shrink::shrink(scene, draft, crew, size, surge, &mut drains);
+        // A victim may have been the reason for the surge: then there is none any more.
+        loop {
+            let surge = u32::from(rollout::under_way(scene, crew, size).is_some());
+            if !shrink::shrink(scene, draft, crew, size, surge, &mut drains) || surge == 0 {
+                shrink::tell_unseen(draft, crew, size.saturating_add(surge));
+                break;
+            }
+        }
         rollout::advance(scene, draft, crew, size, &mut drains);
     }
-    let n_unfilled = grow::grow(scene, draft, crew, size, n_overdue, drains, rotations);
+    let n_unfilled = grow::grow(scene, draft, crew, size, drains, rotations);
     replace::drain_silent(scene, draft, crew, n_unfilled);
 }
 

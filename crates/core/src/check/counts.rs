@@ -177,10 +177,19 @@ impl Court<'_> {
             if *reason == CreateReason::OnDemand {
                 self.object(Invariant::I13, None, "an on-demand instance made by its group");
             }
-            if 0 < census.n_shrunk && *reason != CreateReason::Rotation {
+            if 0 < census.n_shrunk && *reason != CreateReason::Rotation && !self.gives_up_forced() {
                 self.object(Invariant::I2, None, "grows and shrinks at once");
             }
         }
+    }
+
+    /// Drains a member past its forced age for which no replacement could be made: its slot is to be filled.
+    fn gives_up_forced(&self) -> bool {
+        2 <= self.view.failures.replacement_in_a_row
+            && self.actions.iter().any(|action| match action {
+                Action::StartDrain { reason, .. } => *reason == DrainReason::ForcedExpiry,
+                _ => false,
+            })
     }
 
     fn judge_silence(&mut self, census: &Census, size: u64) {
@@ -278,16 +287,18 @@ impl Court<'_> {
         self.view.instances.iter().any(|(other, next)| {
             self.is_member(*other, next)
                 && next.reason == CreateReason::Rotation
-                && (it.created_at, id) < (next.created_at, *other)
+                && id != *other
+                && it.created_at <= next.created_at
         })
     }
 
     /// Nobody is draining, ill or on the way in.
     fn is_quiet(&self) -> bool {
         self.view.instances.iter().filter(|(_, it)| it.ownership == Ownership::Managed).all(|(id, it)| match it.phase {
-            Phase::Draining => {
-                self.actions.iter().any(|action| matches!(action, Action::CancelDrain { instance } if instance == id))
-            }
+            Phase::Draining => self.actions.iter().any(|action| match action {
+                Action::CancelDrain { instance } | Action::Delete { instance, .. } => instance == id,
+                _ => false,
+            }),
             Phase::Pending | Phase::Provisioning => self.is_dead(it) || self.is_removed(*id),
             Phase::Running => {
                 let ill = matches!(it.health, Health::Lost { .. } | Health::Silent { .. } | Health::Terminating { .. });

@@ -130,7 +130,8 @@ impl Court<'_> {
             self.object(Invariant::I5, Some(id), "deleted without a drain that ended");
         }
         let by_tombstone = reason == DeleteReason::GroupDeleted && self.view.desired == Desired::Tombstoned;
-        if it.seen.is_uncertain() && !drained && !self.is_overdue(it) && !by_tombstone {
+        let by_notice = matches!(it.health, Health::Terminating { .. });
+        if it.seen.is_uncertain() && !drained && !self.is_overdue(it) && !by_tombstone && !by_notice {
             self.object(Invariant::I4, Some(id), "deleted though nobody sees its VM");
         }
         let by_size = matches!(reason, DeleteReason::ScaleDown | DeleteReason::GroupDeleted);

@@ -13,20 +13,17 @@ use crate::{
     time::Timestamp,
 };
 
-/// Deletes the group's members that never registered in time; says how many.
+/// Deletes the group's members that never registered in time.
 ///
-/// They still count as members of this plan: whoever deletes them learns of the failure, and only then is it known
+/// They still fill their slots in this plan: whoever deletes them learns of the failure, and only then is it known
 /// whether their successor starts at once or the group backs off.
-pub(super) fn end_overdue(scene: Scene<'_>, draft: &mut Draft<'_>, crew: &mut Crew<'_>) -> u32 {
+pub(super) fn end_overdue(scene: Scene<'_>, draft: &mut Draft<'_>, crew: &mut Crew<'_>) {
     let waiting: Vec<_> = crew.members().filter_map(|it| Some((it, scene.registration_ends(it.it)?))).collect();
-    let mut n_overdue = 0;
     for (entry, ends) in waiting {
         if end_if_overdue(scene, draft, entry.id, entry.it, ends) {
-            crew.leave(entry.id);
-            n_overdue += 1;
+            crew.linger(entry.id);
         }
     }
-    n_overdue
 }
 
 /// Deletes one that never registered in time. There is nothing to drain: it was never in use.

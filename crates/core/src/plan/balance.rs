@@ -35,7 +35,11 @@ fn balance_one(scene: Scene<'_>, draft: &mut Draft<'_>, listed: &BTreeSet<&LbKey
     // Without the group's settings nobody knows which balancers it lists.
     let is_settled =
         scene.shard.complete.config && scene.shard.complete.groups && scene.view.desired != Desired::Unknown;
-    let leaves = matches!(standing, Standing::Dead | Standing::Draining | Standing::Deleting | Standing::Deleted);
+    let leaves = match standing {
+        Standing::Draining | Standing::Deleting | Standing::Deleted => true,
+        Standing::Dead => is_settled,
+        _ => false,
+    };
     let wants_in = is_settled
         && standing == Standing::Known
         && it.ownership == Ownership::Managed

@@ -28,18 +28,34 @@ pub(super) struct Draft<'a> {
     holds: Vec<Hold>,
     wake_at: Option<Timestamp>,
     leaving: BTreeSet<InstanceId>,
+    deleting: BTreeSet<InstanceId>,
 }
 
 impl<'a> Draft<'a> {
     pub(super) fn new(scene: Scene<'a>) -> Self {
-        Self { scene, actions: Vec::new(), holds: Vec::new(), wake_at: None, leaving: BTreeSet::new() }
+        Self {
+            scene,
+            actions: Vec::new(),
+            holds: Vec::new(),
+            wake_at: None,
+            leaving: BTreeSet::new(),
+            deleting: BTreeSet::new(),
+        }
     }
 
     pub(super) fn act(&mut self, urgency: Urgency, action: Action) {
         if let Action::StartDrain { instance, .. } | Action::Delete { instance, .. } = &action {
             self.leaving.insert(*instance);
         }
+        if let Action::Delete { instance, .. } = &action {
+            self.deleting.insert(*instance);
+        }
         self.actions.push((urgency, action));
+    }
+
+    /// This plan deletes it: its drain, if it had one, is over.
+    pub(super) fn is_deleting(&self, id: InstanceId) -> bool {
+        self.deleting.contains(&id)
     }
 
     /// This plan sends it away.
@@ -82,6 +98,16 @@ impl<'a> Draft<'a> {
     }
 
     pub(super) fn finish(mut self) -> Finished {
+        // Who is called back waits for nothing any more.
+        let called_back: BTreeSet<InstanceId> = self
+            .actions
+            .iter()
+            .filter_map(|(_, action)| match action {
+                Action::CancelDrain { instance } => Some(*instance),
+                _ => None,
+            })
+            .collect();
+        self.holds.retain(|hold| hold.instance.is_none_or(|instance| !called_back.contains(&instance)));
         for until in self.holds.iter().filter_map(|hold| hold.until).collect::<Vec<_>>() {
             self.wake(until);
         }
@@ -115,16 +141,17 @@ impl Finished {
         self.actions.sort_by(|(a, x), (b, y)| {
             a.cmp(b).then_with(|| rank(&x.action).cmp(&rank(&y.action))).then_with(|| x.group.cmp(&y.group))
         });
-        self.holds.sort_by(|a, b| {
-            (&a.group, a.kind, a.instance, &a.message, a.until)
-                .cmp(&(&b.group, b.kind, b.instance, &b.message, b.until))
-        });
+        self.holds.sort_by(|a, b| hold_key(a).cmp(&hold_key(b)));
         Plan {
             actions: self.actions.into_iter().map(|(_, planned)| planned).collect(),
             holds: self.holds,
             wake_at: self.wake_at,
         }
     }
+}
+
+fn hold_key(hold: &Hold) -> impl Ord + '_ {
+    (&hold.group, hold.kind, hold.instance, &hold.message, hold.since, hold.until)
 }
 
 /// Within one cause: what brings capacity comes before what takes it, and leaving a balancer before leaving the world.

@@ -36,13 +36,11 @@ pub(super) fn grow(
     draft: &mut Draft<'_>,
     crew: &Crew<'_>,
     size: u32,
-    n_overdue: u32,
     drains: Drains,
     rotation: Rotations,
 ) -> u32 {
-    let n_members = crew.n_members() + n_overdue;
-    let n_missing = size.saturating_sub(n_members);
-    if 0 < crew.n_uncertain() && crew.n_known() + n_overdue < size {
+    let n_missing = size.saturating_sub(crew.n_filled());
+    if 0 < crew.n_uncertain() && crew.n_known() + crew.n_lingering() < size && crew.n_filled() <= size {
         draft.hold(
             HoldKind::UncertainMembers,
             format!("{} members cannot be seen; they keep their slots", crew.n_uncertain()),
@@ -66,14 +64,14 @@ pub(super) fn grow(
 
     let n_open = count(slots.len());
     if rotation == Rotations::Allowed {
-        let after = After { n_open, cancelled: returning, n_overdue, drains };
+        let after = After { n_open, cancelled: returning, drains };
         if let Some(cause) = rollout::start(scene, draft, crew, size, &after) {
             slots.push(Slot { urgency: cause.urgency, reason: CreateReason::Rotation });
             slots.sort_unstable();
         }
     }
-    let n_made = create(scene, draft, &slots);
-    count(slots.iter().skip(n_made).filter(|slot| slot.reason != CreateReason::Rotation).count())
+    // Whatever its reason, a new member fills a slot.
+    n_open.saturating_sub(count(create(scene, draft, &slots)))
 }
 
 /// Whether this group may begin a rotation at all.
@@ -124,7 +122,11 @@ fn losses(scene: Scene<'_>, crew: &Crew<'_>) -> Vec<Slot> {
         let lost = matches!(drain.reason, DrainReason::SpotTerminating | DrainReason::Unhealthy);
         lost.then(|| Urgency::new(super::drain::priority(drain.reason), scene.now, entry.id))
     });
-    fresh.chain(draining).map(|urgency| Slot { urgency, reason: CreateReason::Replacement }).collect()
+    fresh
+        .chain(draining)
+        .chain(crew.vacated.iter().copied())
+        .map(|urgency| Slot { urgency, reason: CreateReason::Replacement })
+        .collect()
 }
 
 /// Who can be called back: drained only for size, still well and wanted, and not yet on the threshold. The last to

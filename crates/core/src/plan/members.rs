@@ -5,6 +5,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
+use super::draft::Urgency;
 use crate::{
     group::Desired,
     ids::{GroupRef, InstanceId},
@@ -163,6 +164,10 @@ pub(crate) struct Entry<'a> {
 pub(crate) struct Crew<'a> {
     entries: Vec<Entry<'a>>,
     leaving: BTreeSet<InstanceId>,
+    /// Of those leaving, who keeps its slot in this plan: nobody is made in its place yet.
+    n_lingering: u32,
+    /// Slots that this plan empties on purpose, to be filled as urgently as they were emptied.
+    pub(super) vacated: Vec<Urgency>,
     /// Corrupt records and VMs without a record: members nobody may touch.
     n_unnamed: u32,
 }
@@ -177,7 +182,13 @@ impl<'a> Crew<'a> {
             .map(|(id, it)| Entry { id: *id, it, standing: scene.standing(*id, it) })
             .collect();
         let n_candidates = scene.view.candidates.iter().filter(|candidate| candidate_counts(candidate)).count();
-        Self { entries, leaving: BTreeSet::new(), n_unnamed: count(scene.view.corrupt.len() + n_candidates) }
+        Self {
+            entries,
+            leaving: BTreeSet::new(),
+            n_lingering: 0,
+            vacated: Vec::new(),
+            n_unnamed: count(scene.view.corrupt.len() + n_candidates),
+        }
     }
 
     pub(crate) fn with(&self, standing: Standing) -> impl Iterator<Item = Entry<'a>> + '_ {
@@ -195,6 +206,21 @@ impl<'a> Crew<'a> {
 
     pub(crate) fn leave(&mut self, id: InstanceId) {
         self.leaving.insert(id);
+    }
+
+    /// It will leave, but its slot is not free yet.
+    pub(crate) fn linger(&mut self, id: InstanceId) {
+        self.leave(id);
+        self.n_lingering += 1;
+    }
+
+    pub(crate) fn n_lingering(&self) -> u32 {
+        self.n_lingering
+    }
+
+    /// Slots that are filled as far as growth is concerned.
+    pub(crate) fn n_filled(&self) -> u32 {
+        self.n_members() + self.n_lingering
     }
 
     pub(crate) fn n_known(&self) -> u32 {

@@ -41,7 +41,10 @@ fn judge_one(scene: Scene<'_>, draft: &mut Draft<'_>, candidate: &Candidate) {
         return;
     }
     let due = born.plus(scene.shard.settings.registration_timeout);
-    if scene.is_past(due) && scene.view.mass_removal.is_none() {
+    if scene.view.mass_removal.is_some() {
+        return;
+    }
+    if scene.is_past(due) {
         terminate(scene, draft, candidate, born);
     } else {
         let hold = draft.hold(HoldKind::InProgress, "a VM without record of a deleted group is ended once it is due");

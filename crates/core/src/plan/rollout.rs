@@ -66,8 +66,11 @@ pub(super) fn under_way<'a>(scene: Scene<'_>, crew: &Crew<'a>, size: u32) -> Opt
     (allowed && has_surge).then_some(cause)
 }
 
+/// Made for a rotation, and not before the cause itself.
 fn is_for(cause: &Cause<'_>, entry: &Entry<'_>) -> bool {
-    entry.it.reason == CreateReason::Rotation && age_key(&cause.entry) < age_key(entry)
+    entry.it.reason == CreateReason::Rotation
+        && entry.id != cause.entry.id
+        && cause.entry.it.created_at <= entry.it.created_at
 }
 
 fn age_key(entry: &Entry<'_>) -> impl Ord + use<> {
@@ -82,6 +85,7 @@ fn is_surely_ready(scene: Scene<'_>, entry: &Entry<'_>) -> bool {
 /// Drains the cause once its successor stands, or says what is missing.
 pub(super) fn advance(scene: Scene<'_>, draft: &mut Draft<'_>, crew: &mut Crew<'_>, size: u32, drains: &mut Drains) {
     if let Some(cause) = given_up(scene, crew, size) {
+        crew.vacated.push(cause.urgency);
         drain_cause(scene, draft, crew, &cause, drains);
         return;
     }
@@ -89,7 +93,9 @@ pub(super) fn advance(scene: Scene<'_>, draft: &mut Draft<'_>, crew: &mut Crew<'
     let others: Vec<_> = crew.members().filter(|entry| entry.id != cause.entry.id).collect();
     let n_ready = others.iter().filter(|entry| is_surely_ready(scene, entry)).count();
     let enough = super::members::count(n_ready) >= size;
-    let youngest_is_ready = others.iter().max_by_key(|it| age_key(it)).is_some_and(|it| is_surely_ready(scene, it));
+    let newest = others.iter().map(|entry| entry.it.created_at).max();
+    let mut youngest = others.iter().filter(|entry| Some(entry.it.created_at) == newest);
+    let youngest_is_ready = newest.is_some() && youngest.all(|entry| is_surely_ready(scene, entry));
     if cause.entry.it.busy.is_some() {
         draft.hold(HoldKind::InProgress, "rotates once the effect under way has ended").instance = Some(cause.entry.id);
     } else if enough || (cause.is_pressing() && youngest_is_ready) {
@@ -139,7 +145,6 @@ pub(super) struct After {
     pub(super) n_open: u32,
     /// Members that come back from their drain.
     pub(super) cancelled: Vec<crate::ids::InstanceId>,
-    pub(super) n_overdue: u32,
     pub(super) drains: Drains,
 }
 
@@ -152,7 +157,7 @@ pub(super) fn start<'a>(
     after: &After,
 ) -> Option<Cause<'a>> {
     let cause = most_urgent(scene, crew)?;
-    let n_members = crew.n_members() + after.n_overdue + super::members::count(after.cancelled.len());
+    let n_members = crew.n_filled() + super::members::count(after.cancelled.len());
     if size < n_members {
         return None; // either it is under way already, or there is surplus to get rid of first
     }
@@ -178,7 +183,7 @@ pub(super) fn start<'a>(
     if cause.is_pressing() {
         return Some(cause);
     }
-    if let Some((kind, message)) = unrest(scene, crew, after) {
+    if let Some((kind, message)) = unrest(scene, draft, crew, after) {
         let hold = draft.hold(kind, format!("{} waits: {message}", cause.reason.as_str()));
         (hold.instance, hold.since) = (instance, since);
         return None;
@@ -187,8 +192,9 @@ pub(super) fn start<'a>(
 }
 
 /// What speaks against a rotation that can wait.
-fn unrest(scene: Scene<'_>, crew: &Crew<'_>, after: &After) -> Option<(HoldKind, &'static str)> {
-    let drains_on = crew.with(Standing::Draining).any(|entry| !after.cancelled.contains(&entry.id));
+fn unrest(scene: Scene<'_>, draft: &Draft<'_>, crew: &Crew<'_>, after: &After) -> Option<(HoldKind, &'static str)> {
+    let drains_on =
+        crew.with(Standing::Draining).any(|entry| !after.cancelled.contains(&entry.id) && !draft.is_deleting(entry.id));
     if drains_on || after.drains == Drains::Somebody {
         return Some((HoldKind::WaitingForDrain, "a member is draining"));
     }
@@ -202,7 +208,7 @@ fn unrest(scene: Scene<'_>, crew: &Crew<'_>, after: &After) -> Option<(HoldKind,
         return Some((HoldKind::WaitingForReplacement, "a member is unhealthy"));
     }
     let coming = crew.members().any(|entry| entry.it.phase != Phase::Running);
-    if coming || 0 < after.n_open || 0 < after.n_overdue {
+    if coming || 0 < after.n_open || 0 < crew.n_lingering() {
         return Some((HoldKind::WaitingForReplacement, "a member is still coming up"));
     }
     (0 < crew.n_uncertain()).then_some((HoldKind::UncertainMembers, "a member cannot be seen"))

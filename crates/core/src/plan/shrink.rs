@@ -23,7 +23,8 @@ impl Drains {
     }
 }
 
-/// Removes what is above `size + surge`. Whom the operator named goes even if the surge would cover it.
+/// Removes what is above `size + surge`; says whether there was anything. Whom the operator named goes even if the
+/// surge would cover it.
 pub(super) fn shrink(
     scene: Scene<'_>,
     draft: &mut Draft<'_>,
@@ -31,34 +32,41 @@ pub(super) fn shrink(
     size: u32,
     surge: u32,
     drains: &mut Drains,
-) {
+) -> bool {
     let n_surplus = crew.n_known().saturating_sub(size.saturating_add(surge));
     let n_hintable = crew.n_known().saturating_sub(size);
-    if 0 < n_hintable {
-        let victims = victims::in_order(scene, crew.known());
-        let n_hinted = victims.iter().filter(|victim| victim.hinted).count();
-        let n_victims = n_hinted.min(to_usize(n_hintable)).max(to_usize(n_surplus));
-        for victim in victims.into_iter().take(n_victims) {
-            let Entry { id, it, .. } = victim.entry;
-            crew.leave(id);
-            if it.busy.is_some() {
-                // Nobody else goes in its place: it is the one whose turn it is.
-                draft.hold(HoldKind::InProgress, "leaves once the effect under way has ended").instance = Some(id);
-                continue;
-            }
-            let off = SendOff {
-                reason: DrainReason::ScaleDown,
-                urgency: Urgency::new(Priority::ScaleDown, scene.now, id),
-                unused: DeleteReason::ScaleDown,
-                replacement: None,
-            };
-            drains.note(drain::send_off(scene, draft, id, it, off));
-        }
+    if n_hintable == 0 {
+        return false;
     }
-    if size.saturating_add(surge) < crew.n_members() {
+    let victims = victims::in_order(scene, crew.known());
+    let n_hinted = victims.iter().filter(|victim| victim.hinted).count();
+    let n_victims = n_hinted.min(to_usize(n_hintable)).max(to_usize(n_surplus));
+    for victim in victims.into_iter().take(n_victims) {
+        let Entry { id, it, .. } = victim.entry;
+        if it.busy.is_some() {
+            // Nobody else goes in its place: it is the one whose turn it is.
+            crew.linger(id);
+            draft.hold(HoldKind::InProgress, "leaves once the effect under way has ended").instance = Some(id);
+            continue;
+        }
+        crew.leave(id);
+        let off = SendOff {
+            reason: DrainReason::ScaleDown,
+            urgency: Urgency::new(Priority::ScaleDown, scene.now, id),
+            unused: DeleteReason::ScaleDown,
+            replacement: None,
+        };
+        drains.note(drain::send_off(scene, draft, id, it, off));
+    }
+    0 < n_victims
+}
+
+/// Says so if the members above `limit` are such that nobody may remove them.
+pub(super) fn tell_unseen(draft: &mut Draft<'_>, crew: &Crew<'_>, limit: u32) {
+    if limit < crew.n_members() {
         draft.hold(
             HoldKind::UncertainMembers,
-            format!("{} members above size {size} cannot be seen, so none of them is removed", crew.n_uncertain()),
+            format!("{} members cannot be seen, so none of them is removed", crew.n_uncertain()),
         );
     }
 }

@@ -21,7 +21,6 @@ fn the_next_moment_is_the_earliest_of_all() {
         expect![[r#"
             6 undrain c
             hold UncertainMembers
-            hold WaitingForDrain c until +200s
             hold InProgress d until +2s
             hold InProgress e until +9s
             wake +2s
