@@ -107,7 +107,8 @@ impl Court<'_> {
                 }
                 Action::Delete { instance, reason } => {
                     census.n_shrunk += u64::from(*reason == DeleteReason::ScaleDown && self.is_fresh(*instance));
-                    let too_late = matches!(reason, DeleteReason::NeverRegistered | DeleteReason::Unresolved);
+                    let timed = matches!(reason, DeleteReason::NeverRegistered | DeleteReason::Unresolved);
+                    let too_late = timed && self.view.instances.get(instance).is_some_and(|it| self.is_overdue(it));
                     removed.insert(*instance, too_late);
                 }
                 _ => {}

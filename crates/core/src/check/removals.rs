@@ -52,7 +52,7 @@ impl Court<'_> {
         }
     }
 
-    fn is_overdue(&self, it: &InstanceView) -> bool {
+    pub(super) fn is_overdue(&self, it: &InstanceView) -> bool {
         let timeout = self.shard.settings.registration_timeout;
         !was_in_use(it) && !timeout.is_zero() && it.timers_from.plus(timeout) <= self.now
     }
