@@ -19,7 +19,7 @@ pub(crate) mod fixture;
 #[cfg(test)]
 mod tests;
 
-pub use members::{Counts, counts};
+pub use members::{Counts, counts, members};
 
 use self::{
     draft::{Draft, Finished},

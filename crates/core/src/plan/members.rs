@@ -258,6 +258,11 @@ pub struct Counts {
     pub updated: u32,
 }
 
+/// Who counts towards the group's size, by the rules the planner goes by.
+pub fn members(shard: &ShardView, group: &GroupRef, view: &GroupView, now: Timestamp) -> Vec<InstanceId> {
+    Crew::of(Scene { shard, group, view, now }).members().map(|entry| entry.id).collect()
+}
+
 /// Counts the managed instances of one group by the rules the planner goes by.
 pub fn counts(shard: &ShardView, group: &GroupRef, view: &GroupView, now: Timestamp) -> Counts {
     let scene = Scene { shard, group, view, now };

@@ -16,7 +16,7 @@ use nstance_core::{
         provider::{Bootstrap, CreateMode, ErrorClass, Landed, ProviderError, Tags, Userdata, Vm, VmSpec},
     },
     snapshot::{BlockKind, Busy},
-    time::Timestamp,
+    time::{Mono, Timestamp},
 };
 use nstance_rt::{backoff::Backoff, chain::Chain};
 use nstance_store::{cas::RecordError, records::Versioned};
@@ -93,18 +93,20 @@ pub(super) fn begin(term: &Arc<Term>, group: &GroupRef, reason: CreateReason, pr
             () = term.tasks.token().cancelled() => return,
             place = term.gate.enter(priority) => place,
         };
-        if let Some(lost) = cause {
-            let waited = term.world.clock().monotonic().since(lost);
-            term.shared.metrics.replacement_start.observe(waited.as_secs_f64());
-        }
-        make(&term, &instance, &merged, writing).await;
+        make(&term, &instance, &merged, cause, writing).await;
         drop(place);
         term.wake(&instance.group);
     });
 }
 
 /// Writes the intent, calls the provider, and sorts out what came of both.
-async fn make(term: &Arc<Term>, instance: &Instance, merged: &MergedGroup, writing: tokio::sync::OwnedMutexGuard<()>) {
+async fn make(
+    term: &Arc<Term>,
+    instance: &Instance,
+    merged: &MergedGroup,
+    cause: Option<Mono>,
+    writing: tokio::sync::OwnedMutexGuard<()>,
+) {
     let (group, id) = (&instance.group, instance.id);
     let spec = match spec(term, instance, merged) {
         Ok(spec) => spec,
@@ -116,11 +118,18 @@ async fn make(term: &Arc<Term>, instance: &Instance, merged: &MergedGroup, writi
             return;
         }
     };
-    let message = instance.reason.as_str();
-    term.tell(Tell::instance(Reason::InstanceCreateRequested, group, id, message));
-    let (recorded, created) = match term.shared.provider.capabilities().create {
-        // Not `try_join`: a dropped call loses its outcome.
-        CreateMode::Idempotent => tokio::join!(intend(term, instance), call(term, &spec)),
+    let requested = || {
+        let message = instance.reason.as_str();
+        term.tell(Tell::instance(Reason::InstanceCreateRequested, group, id, message));
+    };
+    let (created, recorded) = match term.shared.provider.capabilities().create {
+        // Not `try_join`: a dropped call loses its outcome. In this order: the call is what somebody waits for, the
+        // intent comes right behind it, and people are told last.
+        CreateMode::Idempotent => {
+            let told = async { requested() };
+            let (created, recorded, ()) = tokio::join!(call(term, &spec, cause), intend(term, instance), told);
+            (created, recorded)
+        }
         CreateMode::RecordFirst => {
             let mut instance = instance.clone();
             match term.shared.provider.reserve(id).await {
@@ -133,8 +142,11 @@ async fn make(term: &Arc<Term>, instance: &Instance, merged: &MergedGroup, writi
             }
             let spec = VmSpec { reserved_id: instance.provider.reserved_id.clone(), ..spec };
             match intend(term, &instance).await {
-                Ok(record) => (Ok(record), call(term, &spec).await),
-                Err(error) => (Err(error), Err(CallError::NotSent)),
+                Ok(record) => {
+                    requested();
+                    (call(term, &spec, cause).await, Ok(record))
+                }
+                Err(error) => (Err(CallError::NotSent), Err(error)),
             }
         }
     };
@@ -276,7 +288,7 @@ pub(super) async fn resolve(
     match spec.filter(|_| idempotent && !expired) {
         Some(spec) => {
             let place = term.gate.enter(priority).await;
-            let created = call(term, &spec).await;
+            let created = call(term, &spec, None).await;
             drop(place);
             settle(term, group, id, created).await;
         }
@@ -301,9 +313,12 @@ enum CallError {
     Provider(ProviderError),
 }
 
-async fn call(term: &Arc<Term>, spec: &VmSpec) -> Result<Vm, CallError> {
+async fn call(term: &Arc<Term>, spec: &VmSpec, cause: Option<Mono>) -> Result<Vm, CallError> {
     let Ok(permit) = term.guard.permit() else { return Err(CallError::NotSent) };
     let started = term.world.clock().monotonic();
+    if let Some(lost) = cause {
+        term.shared.metrics.replacement_start.observe(started.since(lost).as_secs_f64());
+    }
     let created = match tokio::time::timeout(CREATE, term.shared.provider.create(permit, spec)).await {
         Ok(created) => created,
         Err(_) => Err(ProviderError::new("create", ErrorClass::Ambiguous, "no answer within 120 s")),

@@ -1,20 +1,20 @@
-//! The leader's picture in the words of the API. Counts are those of the specification, not the planner's own.
+//! The leader's picture in the words of the API. Counts are the planner's own.
 
 use std::collections::BTreeMap;
 
 use nstance_core::{
     group::Desired,
     ids::{GroupRef, InstanceId, Tenant},
-    instance::{HOST_GRACE, Health, Ownership, Phase, Seen},
-    plan::Hold,
-    snapshot::{GroupView, InstanceView},
+    instance::Ownership,
+    plan::{Hold, counts, members},
+    snapshot::{GroupView, ShardView},
     time::Timestamp,
 };
 use nstance_proto::v1;
 
 use crate::{
     term::Term,
-    world::{Entry, State, is_dead},
+    world::{Entry, State},
 };
 
 pub fn timestamp(at: Timestamp) -> prost_types::Timestamp {
@@ -32,20 +32,7 @@ pub fn duration(it: std::time::Duration) -> prost_types::Duration {
     }
 }
 
-/// Whether an instance counts towards its group's size.
-pub fn is_member(it: &InstanceView) -> bool {
-    matches!(it.phase, Phase::Pending | Phase::Provisioning | Phase::Running)
-        && !is_dead(it.seen)
-        && !matches!(it.health, Health::Terminating { .. })
-        && !(matches!(it.health, Health::Silent { .. }) && it.seen == Seen::Running)
-}
-
-pub fn is_ready(it: &InstanceView) -> bool {
-    is_member(it) && it.phase == Phase::Running && it.reported && matches!(it.health, Health::Healthy)
-}
-
-fn count(view: &GroupView, which: impl Fn(&InstanceView) -> bool) -> i32 {
-    let n = view.instances.values().filter(|it| it.ownership == Ownership::Managed && which(it)).count();
+fn int(n: u32) -> i32 {
     i32::try_from(n).unwrap_or(i32::MAX)
 }
 
@@ -57,34 +44,24 @@ pub fn groups(term: &Term, tenant: &Tenant) -> Vec<v1::GroupStatus> {
         .groups
         .iter()
         .filter(|(group, _)| group.tenant == *tenant)
-        .map(|(group, view)| group_status(term, &state, group, view, now))
+        .map(|(group, view)| group_status(term, &state, &snapshot.shard, (group, view), now))
         .collect()
 }
 
-fn group_status(term: &Term, state: &State, group: &GroupRef, view: &GroupView, now: Timestamp) -> v1::GroupStatus {
+fn group_status(
+    term: &Term,
+    state: &State,
+    shard: &ShardView,
+    (group, view): (&GroupRef, &GroupView),
+    now: Timestamp,
+) -> v1::GroupStatus {
     let it = state.groups.get(group);
     let merged = it.and_then(|it| it.merged.as_deref());
-    let members: Vec<&InstanceId> = view
-        .instances
-        .iter()
-        .filter(|(_, it)| it.ownership == Ownership::Managed && is_member(it))
-        .map(|(id, _)| id)
-        .collect();
+    let counts = counts(shard, group, view, now);
+    let members = members(shard, group, view, now);
     let refs: Vec<_> = members.iter().filter_map(|id| state.entries.get(id)).map(Entry::vm_ref).collect();
     let mut provider_ids: Vec<String> = refs.iter().filter_map(|vm| vm.provider_id.clone()).collect();
     provider_ids.sort();
-    let lost_long = |it: &InstanceView| match it.health {
-        Health::Lost { since } => std::time::Duration::from_secs(10) < now.since(since),
-        Health::Silent { .. } => true,
-        _ => false,
-    };
-    let unhealthy = |it: &InstanceView| {
-        !matches!(it.phase, Phase::Failed | Phase::Deleted | Phase::Deleting)
-            && (is_dead(it.seen)
-                || lost_long(it)
-                || (matches!(it.seen, Seen::Repairing | Seen::HostDown)
-                    && it.seen_since.is_some_and(|since| HOST_GRACE < now.since(since))))
-    };
     v1::GroupStatus {
         key: group.group.to_string(),
         tenant: group.tenant.to_string(),
@@ -98,12 +75,12 @@ fn group_status(term: &Term, state: &State, group: &GroupRef, view: &GroupView, 
         vars: merged.map(|merged| merged.vars.clone().into_iter().collect()).unwrap_or_default(),
         is_static: merged.is_some_and(|merged| merged.is_static),
         etag: it.map(|it| it.etag.clone()).unwrap_or_default(),
-        actual_size: i32::try_from(members.len()).unwrap_or(i32::MAX),
+        actual_size: int(counts.actual),
         provider_ids,
-        ready_size: count(view, is_ready),
-        pending_size: count(view, |it| matches!(it.phase, Phase::Pending | Phase::Provisioning)),
-        draining_size: count(view, |it| matches!(it.phase, Phase::Draining | Phase::Deleting)),
-        unhealthy_size: count(view, unhealthy),
+        ready_size: int(counts.ready),
+        pending_size: int(counts.pending),
+        draining_size: int(counts.draining),
+        unhealthy_size: int(counts.unhealthy),
         rollout: None,
         holds: it.map(|it| it.holds.iter().map(hold).collect()).unwrap_or_default(),
         runtime_hash: it.map(|it| it.runtime_hash.clone()).unwrap_or_default(),
@@ -115,8 +92,8 @@ fn group_status(term: &Term, state: &State, group: &GroupRef, view: &GroupView, 
         arch: merged.map(|merged| merged.arch.as_str().to_owned()).unwrap_or_default(),
         kind: merged.map(|merged| merged.kind.to_string()).unwrap_or_default(),
         k8s_provider_ids: refs.iter().map(|vm| term.shared.provider.k8s_provider_id(vm)).collect(),
-        registered_size: count(view, |it| is_member(it) && it.registered_at.is_some()),
-        updated_size: count(view, |it| is_ready(it) && it.infra_hash == view.infra_hash),
+        registered_size: int(counts.registered),
+        updated_size: int(counts.updated),
     }
 }
 

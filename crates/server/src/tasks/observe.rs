@@ -74,9 +74,11 @@ async fn look(term: &Arc<Term>, vms: &[VmRef]) {
     {
         let state = term.world.lock();
         for vm in vms {
-            if let Some(lost) = state.entries.get(&vm.instance).and_then(|entry| entry.link.lost_at_mono)
-                && state.entries.get(&vm.instance).is_some_and(|entry| entry.describe.tries == 0)
-            {
+            let first = state
+                .entries
+                .get(&vm.instance)
+                .filter(|entry| entry.describe.tries == 0 && entry.phase() == Phase::Running);
+            if let Some(lost) = first.and_then(|entry| entry.link.lost_at_mono) {
                 term.shared.metrics.describe_start.observe(started.since(lost).as_secs_f64());
             }
         }

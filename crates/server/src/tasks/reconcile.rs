@@ -7,9 +7,9 @@ use nstance_core::{
     check::check,
     group::Desired,
     ids::GroupRef,
-    instance::Ownership,
-    plan::{Hold, plan},
-    snapshot::{GroupView, Snapshot},
+    plan::{Hold, counts, plan},
+    snapshot::Snapshot,
+    time::Timestamp,
 };
 use tokio::sync::Notify;
 
@@ -50,7 +50,7 @@ fn pass(term: &Arc<Term>, group: &GroupRef) -> Duration {
     }
     term.shared.metrics.plan_seconds.observe(term.world.clock().monotonic().since(started).as_secs_f64());
     tell_holds(term, group, &plan.holds);
-    show(&term.shared.metrics, group, &snapshot);
+    show(&term.shared.metrics, group, &snapshot, now);
     for planned in plan.actions {
         exec::start(term, planned);
     }
@@ -84,23 +84,13 @@ fn hold_is_told(hold: &Hold) -> bool {
     !matches!(hold.kind, HoldKind::InProgress | HoldKind::WaitingForDrain | HoldKind::WaitingForReplacement)
 }
 
-fn show(metrics: &Metrics, group: &GroupRef, snapshot: &Snapshot) {
+fn show(metrics: &Metrics, group: &GroupRef, snapshot: &Snapshot, now: Timestamp) {
     let Some(view) = snapshot.groups.get(group) else { return };
     let labels = Metrics::group(group);
     if let Desired::Known(size) = view.desired {
         metrics.group_desired.get_or_create(&labels).set(i64::from(size));
     }
-    let (actual, ready) = counts(view);
-    metrics.group_actual.get_or_create(&labels).set(i64::try_from(actual).unwrap_or(i64::MAX));
-    metrics.group_ready.get_or_create(&labels).set(i64::try_from(ready).unwrap_or(i64::MAX));
-}
-
-/// Members, and those of them that are ready.
-pub fn counts(view: &GroupView) -> (usize, usize) {
-    let members = view
-        .instances
-        .values()
-        .filter(|it| it.ownership == Ownership::Managed)
-        .filter(|it| crate::service::status::is_member(it));
-    members.fold((0, 0), |(actual, ready), it| (actual + 1, ready + usize::from(crate::service::status::is_ready(it))))
+    let counts = counts(&snapshot.shard, group, view, now);
+    metrics.group_actual.get_or_create(&labels).set(i64::from(counts.actual));
+    metrics.group_ready.get_or_create(&labels).set(i64::from(counts.ready));
 }
