@@ -1,0 +1,29 @@
+# Thin aliases; the logic lives in nstance-dev, where it is typed and tested.
+CARGO ?= cargo
+
+.PHONY: dev clean-dev test lint build nstance-server nstance-agent nstance-dev
+
+dev: build
+	./target/debug/nstance-dev up
+
+clean-dev: build
+	./target/debug/nstance-dev clean
+
+build:
+	$(CARGO) build --locked --bins
+
+test:
+	$(CARGO) build --locked --bins
+	$(CARGO) test --locked --workspace
+
+lint:
+	$(CARGO) fmt --all --check
+	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+
+nstance-server nstance-dev:
+	$(CARGO) build --locked --release -p $@
+	mkdir -p bin && cp target/release/$@ bin/
+
+nstance-agent:
+	$(CARGO) build --locked --profile agent -p $@
+	mkdir -p bin && cp target/agent/$@ bin/

@@ -1,0 +1,104 @@
+//! Arrows between rooms go one way. This holds the list of ARCHITECTURE.md against the manifests.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    process::Command,
+};
+
+use serde_json::Value;
+
+const ALLOWED: [(&str, &[&str]); 10] = [
+    ("core", &[]),
+    ("proto", &[]),
+    ("config", &["core"]),
+    ("identity", &["core"]),
+    ("rt", &["core"]),
+    ("store", &["core", "rt"]),
+    ("providers", &["core", "rt"]),
+    ("agent", &["core", "identity", "proto", "rt"]),
+    ("server", &["config", "core", "identity", "proto", "providers", "rt", "store"]),
+    ("dev", &["agent", "config", "core", "identity", "proto", "providers", "rt", "server", "store"]),
+];
+
+/// What `core` and `config` must build without, whatever a dependency drags in.
+const HEAVY: [&str; 12] = [
+    "tokio", "serde", "serde_json", "tonic", "prost", "hyper", "reqwest", "rusqlite", "object_store", "rustls", "kube",
+    "mio",
+];
+
+fn metadata() -> Value {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let output = Command::new(cargo)
+        .args(["metadata", "--format-version", "1", "--locked", "--offline"])
+        .current_dir(env!("CARGO_MANIFEST_DIR"))
+        .output()
+        .unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    serde_json::from_slice(&output.stdout).unwrap()
+}
+
+fn room(name: &str) -> Option<&str> {
+    name.strip_prefix("nstance-")
+}
+
+#[test]
+fn rooms_use_only_rooms_below_them() {
+    let metadata = metadata();
+    let allowed: BTreeMap<&str, BTreeSet<&str>> =
+        ALLOWED.iter().map(|(room, uses)| (*room, uses.iter().copied().collect())).collect();
+    let mut seen = BTreeSet::new();
+    for package in metadata["packages"].as_array().unwrap() {
+        let Some(from) = room(package["name"].as_str().unwrap()) else { continue };
+        seen.insert(from.to_owned());
+        let uses = allowed.get(from).unwrap_or_else(|| panic!("room {from} is not on the list"));
+        for dependency in package["dependencies"].as_array().unwrap() {
+            // Tests may look further; what ships may not.
+            if dependency["kind"].is_null()
+                && let Some(to) = room(dependency["name"].as_str().unwrap())
+            {
+                assert!(uses.contains(to), "{from} uses {to}, which is not below it");
+            }
+        }
+    }
+    let listed: BTreeSet<String> = ALLOWED.iter().map(|(room, _)| (*room).to_owned()).collect();
+    assert_eq!(seen, listed);
+}
+
+#[test]
+fn pure_rooms_build_without_runtime_network_or_sql() {
+    let metadata = metadata();
+    let names: BTreeMap<&str, &str> = metadata["packages"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|package| (package["id"].as_str().unwrap(), package["name"].as_str().unwrap()))
+        .collect();
+    let nodes: BTreeMap<&str, &Value> = metadata["resolve"]["nodes"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|node| (node["id"].as_str().unwrap(), node))
+        .collect();
+    for pure in ["nstance-core", "nstance-config"] {
+        let root = *names.iter().find(|(_, name)| **name == pure).unwrap().0;
+        let (mut open, mut tree) = (vec![root], BTreeSet::new());
+        while let Some(id) = open.pop() {
+            if !tree.insert(id) {
+                continue;
+            }
+            for dependency in nodes[id]["deps"].as_array().unwrap() {
+                let normal = dependency["dep_kinds"]
+                    .as_array()
+                    .unwrap()
+                    .iter()
+                    .any(|kind| kind["kind"].is_null() && kind["target"].is_null());
+                if normal {
+                    open.push(dependency["pkg"].as_str().unwrap());
+                }
+            }
+        }
+        for id in tree {
+            assert!(!HEAVY.contains(&names[id]), "{pure} depends on {}", names[id]);
+        }
+    }
+}
