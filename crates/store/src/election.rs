@@ -414,10 +414,10 @@ impl LeaseKeeper {
             Err(error) => error,
         };
         match error.fault {
-            StoreFault::Precondition => {}
-            StoreFault::Ambiguous => {
+            // A refusal may be the answer to a retry below us of a try that landed, so it is unclear as well.
+            StoreFault::Precondition | StoreFault::Ambiguous => {
                 if !held.unclear.iter().any(|it| it.write_id == attempt.write_id) {
-                    held.unclear.push(attempt.clone());
+                    held.unclear.push(attempt);
                 }
             }
             // Surely not applied: the next try is a new put with a new start.
@@ -425,7 +425,7 @@ impl LeaseKeeper {
         }
         match self.read().await {
             Ok(Some(there)) => {
-                let known = held.unclear.iter().chain([&attempt]).find(|it| it.write_id == there.meta.write_id);
+                let known = held.unclear.iter().find(|it| it.write_id == there.meta.write_id);
                 if let Some(ours) = known.cloned() {
                     return self.landed(held, ours, there.etag);
                 }

@@ -277,3 +277,98 @@ impl ObjectStore for FileStore {
         format!("file://{}/{}", self.inner.root.display(), self.inner.prefix.trim_end_matches('/'))
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt as _;
+
+    use super::*;
+    use crate::contract;
+
+    fn open(dir: &Path) -> Arc<dyn ObjectStore> {
+        Arc::new(FileStore::open(dir, "some/prefix").unwrap())
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn files_keep_the_contract() {
+        let dirs = std::sync::Mutex::new(Vec::new());
+        contract::suite(async || {
+            let dir = tempfile::tempdir().unwrap();
+            let store = open(dir.path());
+            dirs.lock().unwrap().push(dir);
+            store
+        })
+        .await;
+    }
+
+    #[tokio::test(flavor = "multi_thread", worker_threads = 4)]
+    async fn file_store_is_linearizable() {
+        let dir = tempfile::tempdir().unwrap();
+        let handles = [open(dir.path()), open(dir.path()), open(dir.path())];
+        contract::of_many_creates_one_wins(&handles).await;
+        contract::every_acknowledged_swap_counts(&handles).await;
+    }
+
+    /// The child's part of the next test; by itself it does nothing.
+    #[tokio::test]
+    async fn helper_increments_a_counter_of_another_process() {
+        let Some(dir) = std::env::var_os("NSTANCE_TEST_FILE_STORE") else { return };
+        let store = FileStore::open(Path::new(&dir), "").unwrap();
+        let mut n_done = 0;
+        while n_done < 25 {
+            let object = store.get("counter").await.unwrap();
+            let next = String::from_utf8(object.body).unwrap().parse::<u32>().unwrap() + 1;
+            match store.put("counter", next.to_string().into_bytes(), Condition::Match(object.etag)).await {
+                Ok(_) => n_done += 1,
+                Err(error) => assert!(error.is_precondition(), "{error:?}"),
+            }
+        }
+    }
+
+    #[tokio::test]
+    async fn processes_do_not_lose_each_others_writes() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = FileStore::open(dir.path(), "").unwrap();
+        store.put("counter", b"0".to_vec(), Condition::Create).await.unwrap();
+        let child = || {
+            std::process::Command::new(std::env::current_exe().unwrap())
+                .args(["--exact", "file::tests::helper_increments_a_counter_of_another_process"])
+                .env("NSTANCE_TEST_FILE_STORE", dir.path())
+                .stdout(std::process::Stdio::null())
+                .spawn()
+                .unwrap()
+        };
+        for mut child in [child(), child(), child()] {
+            assert!(child.wait().unwrap().success());
+        }
+        assert_eq!(store.get("counter").await.unwrap().body, b"75");
+    }
+
+    #[tokio::test]
+    async fn files_are_private_and_nothing_is_left_lying() {
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path().join("made");
+        let store = FileStore::open(&root, "p").unwrap();
+        let etag = store.put("a/b/c", b"x".to_vec(), Condition::Create).await.unwrap();
+        store.put("a/b/c", b"y".to_vec(), Condition::Match(etag)).await.unwrap();
+        let mode = |path: &str| fs::metadata(root.join(path)).unwrap().permissions().mode() & 0o777;
+        assert_eq!((mode(""), mode("p/a"), mode("p/a/b/c"), mode(".lock")), (0o700, 0o700, 0o600, 0o600));
+        assert_eq!(fs::read_dir(root.join(TEMPORARY)).unwrap().count(), 0);
+        store.delete("a/b/c").await.unwrap();
+        assert!(!root.join("p").exists(), "empty directories go with their last object");
+        store.put("a", b"x".to_vec(), Condition::Create).await.unwrap();
+        let below = store.put("a/b", b"x".to_vec(), Condition::Create).await.unwrap_err();
+        assert_eq!(below.fault, StoreFault::Unavailable(Unavailable::Invalid), "an object is no directory");
+    }
+
+    #[tokio::test]
+    async fn the_stores_own_files_are_no_objects() {
+        let dir = tempfile::tempdir().unwrap();
+        let store = FileStore::open(dir.path(), "").unwrap();
+        for key in [".lock", ".tmp/x"] {
+            let put = store.put(key, b"x".to_vec(), Condition::Create).await.unwrap_err();
+            assert_eq!(put.fault, StoreFault::Unavailable(Unavailable::Invalid));
+        }
+        assert_eq!(store.list("").await.unwrap(), []);
+    }
+}

@@ -38,6 +38,9 @@ pub mod secrets;
 
 mod retry;
 
+#[cfg(test)]
+mod testing;
+
 pub use cas::{Patience, RecordError, Records};
 pub use fence::Fence;
 pub use records::{Extra, Meta, Versioned};

@@ -102,6 +102,6 @@ mod tests {
 
     #[tokio::test]
     async fn memory_keeps_the_contract() {
-        crate::contract::suite(async || -> Arc<dyn ObjectStore> { Arc::new(MemoryStore::new()) }).await;
+        crate::contract::suite(async || Arc::new(MemoryStore::new()) as Arc<dyn ObjectStore>).await;
     }
 }
