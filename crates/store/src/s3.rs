@@ -399,3 +399,6 @@ fn before_sending(error: &object_store::Error) -> Unavailable {
 fn is_bucket_missing(error: &object_store::Error) -> bool {
     error.to_string().contains("NoSuchBucket")
 }
+
+#[cfg(test)]
+mod tests;

@@ -397,16 +397,28 @@ async fn throttled_renewal_does_not_flap() {
     }
 }
 
+struct Server {
+    keeper: LeaseKeeper,
+    link: Arc<FaultyStore>,
+    held: Option<Held>,
+    seen: Option<Observation>,
+}
+
+impl Server {
+    fn new((keeper, link): (LeaseKeeper, Arc<FaultyStore>)) -> Self {
+        Self { keeper, link, held: None, seen: None }
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn one_guard_at_a_time() {
     for seed in 0..30 {
         let bench = Bench::new();
         let mut open: Vec<Guard> = Vec::new();
-        let mut holders: Vec<(LeaseKeeper, Arc<FaultyStore>, Option<Held>, Option<Observation>)> =
-            (1..=3).map(|n| keeper(&bench, 10 * seed + n)).map(|(keeper, link)| (keeper, link, None, None)).collect();
+        let mut servers: Vec<Server> = (1..=3).map(|n| Server::new(keeper(&bench, 10 * seed + n))).collect();
         let chance = SeededEntropy::new(seed);
         for _ in 0..150 {
-            for (keeper, link, held, seen) in &mut holders {
+            for Server { keeper, link, held, seen } in &mut servers {
                 link.set_unreachable(entropy::below(&chance, 4) == 0);
                 link.set_plan(FaultPlan {
                     max_delay: Duration::from_millis(200),

@@ -127,7 +127,7 @@ fn newer_and_broken_records_are_told_apart_with_key_and_place() {
         decode::<Instance>(&key, newer.as_bytes()).unwrap_err(),
         DecodeError::TooNew { key: key.clone(), version: 2 }
     );
-    let newer_and_strange = format!("{{\"version\": 9, \"epoch\": 1, \"reason\": 17, \"x\": {{}}}}");
+    let newer_and_strange = r#"{"version": 9, "epoch": 1, "reason": 17, "x": {}}"#;
     assert!(matches!(
         decode::<Instance>(&key, newer_and_strange.as_bytes()),
         Err(DecodeError::TooNew { version: 9, .. })
