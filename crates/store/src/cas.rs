@@ -435,11 +435,15 @@ impl<'a> Tries<'a> {
 
     /// Waits before the next try, or gives up with `error`.
     async fn wait(&mut self, mut error: StoreError) -> Result<(), RecordError> {
+        let inner = &self.records.inner;
+        let now = inner.clock.monotonic();
         let denied = error.fault == StoreFault::Unavailable(Unavailable::Denied);
+        let wait = retry::next_wait(&mut self.backoff, &*inner.entropy, &error);
         let spent = match self.records.patience {
             Patience::Guard => false,
-            Patience::Until(deadline) => deadline <= self.records.inner.clock.monotonic(),
-            Patience::Tries(max) => max <= self.backoff.n_tries() + 1,
+            // A try that could only begin after the deadline is none.
+            Patience::Until(deadline) => deadline <= now + wait,
+            Patience::Tries(max) => max <= self.backoff.n_tries(),
         };
         if denied || spent || !retry::is_passing(&error) {
             if self.unclear {
@@ -447,7 +451,7 @@ impl<'a> Tries<'a> {
             }
             return Err(RecordError::Store(error));
         }
-        retry::pause(&mut self.backoff, &*self.records.inner.entropy, &error).await;
+        tokio::time::sleep(wait).await;
         Ok(())
     }
 }

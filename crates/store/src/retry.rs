@@ -18,10 +18,14 @@ pub(crate) fn backoff() -> Backoff {
     Backoff::new(BASE, CAP)
 }
 
-/// Waits before the next try. A store that named a time is believed, up to a minute.
-pub(crate) async fn pause(backoff: &mut Backoff, entropy: &dyn Entropy, error: &StoreError) {
+/// The wait before the next try. A store that named a time is believed, up to a minute.
+pub(crate) fn next_wait(backoff: &mut Backoff, entropy: &dyn Entropy, error: &StoreError) -> Duration {
     let asked = error.retry_after.unwrap_or_default().min(Duration::from_secs(60));
-    tokio::time::sleep(backoff.next(entropy).max(asked)).await;
+    backoff.next(entropy).max(asked)
+}
+
+pub(crate) async fn pause(backoff: &mut Backoff, entropy: &dyn Entropy, error: &StoreError) {
+    tokio::time::sleep(next_wait(backoff, entropy, error)).await;
 }
 
 /// Whether the same request may succeed later.

@@ -18,7 +18,7 @@ use nstance_core::{
 use nstance_rt::entropy::SystemEntropy;
 use object_store::{
     ClientOptions, GetOptions, ObjectStore as _, PutMode, PutOptions, PutPayload, RetryConfig, UpdateVersion,
-    aws::{AmazonS3, AmazonS3Builder},
+    aws::{AmazonS3, AmazonS3Builder, AmazonS3ConfigKey},
     client::{
         HttpClient, HttpConnector, HttpError, HttpErrorKind, HttpRequest, HttpResponse, HttpService, ReqwestConnector,
     },
@@ -47,7 +47,21 @@ pub struct S3Settings {
     pub session_token: Option<String>,
     /// Bucket in the path instead of the host name. `None`: yes for an own endpoint or a bucket with dots, else no.
     pub path_style: Option<bool>,
+    /// Variables that tell where role credentials are to be had, by name; see [`ROLE_VARIABLES`].
+    pub role: Vec<(String, String)>,
 }
+
+/// How the platforms say which role this process has. Anything else of the environment is not looked at.
+pub const ROLE_VARIABLES: [&str; 8] = [
+    "AWS_WEB_IDENTITY_TOKEN_FILE",
+    "AWS_ROLE_ARN",
+    "AWS_ROLE_SESSION_NAME",
+    "AWS_ENDPOINT_URL_STS",
+    "AWS_CONTAINER_CREDENTIALS_RELATIVE_URI",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+    "AWS_CONTAINER_AUTHORIZATION_TOKEN_FILE",
+    "AWS_METADATA_ENDPOINT",
+];
 
 impl S3Settings {
     /// The variables the AWS tools know. `lookup` is asked for each by name.
@@ -63,6 +77,7 @@ impl S3Settings {
             session_token: get("AWS_SESSION_TOKEN"),
             path_style: get("AWS_S3_USE_PATH_STYLE")
                 .map(|value| matches!(value.as_str(), "1" | "true" | "TRUE" | "yes")),
+            role: ROLE_VARIABLES.iter().filter_map(|name| Some(((*name).to_owned(), get(name)?))).collect(),
         }
     }
 }
@@ -91,8 +106,7 @@ impl S3Store {
             .with_connect_timeout(CONNECT_TIMEOUT)
             .with_timeout(REQUEST_TIMEOUT)
             .with_allow_http(plain);
-        // From the environment first: it also carries web identity and container credentials, which we do not name.
-        let mut builder = AmazonS3Builder::from_env()
+        let mut builder = AmazonS3Builder::new()
             .with_bucket_name(&settings.bucket)
             .with_region(settings.region.as_deref().unwrap_or("us-east-1"))
             .with_client_options(options)
@@ -102,6 +116,11 @@ impl S3Store {
             // One DELETE per object: the bulk call answers 200 with errors inside, and small stores lack it.
             .with_disable_bulk_delete(true)
             .with_http_connector(NotingConnector);
+        for (name, value) in &settings.role {
+            let key = name.to_ascii_lowercase().parse::<AmazonS3ConfigKey>();
+            let key = key.map_err(|error| invalid("open", name, error.to_string()))?;
+            builder = builder.with_config(key, value);
+        }
         if let Some(endpoint) = &settings.endpoint {
             builder = builder.with_endpoint(bucket_endpoint(endpoint, &settings.bucket, path_style));
         }

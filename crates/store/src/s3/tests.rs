@@ -230,6 +230,9 @@ fn settings_come_from_the_usual_variables() {
     assert_eq!(settings.endpoint.as_deref(), Some("http://127.0.0.1:9000"));
     assert_eq!(settings.region.as_deref(), Some("eu-west-1"));
     assert_eq!((settings.path_style, settings.session_token), (Some(true), None));
+    let role = S3Settings::from_lookup("bucket", "", |name| ROLE_VARIABLES.contains(&name).then(|| "/x".to_owned()));
+    assert_eq!(role.role.len(), ROLE_VARIABLES.len());
+    assert!(S3Store::new(role).is_ok(), "every one of them is understood");
     assert_eq!(bucket_endpoint("https://s3.example/", "b", true), "https://s3.example");
     assert_eq!(bucket_endpoint("https://s3.example/", "b", false), "https://b.s3.example");
 }
