@@ -1,0 +1,348 @@
+//! The session: first report at once, cadence, every way a stream or connection ends, and the farewell.
+
+mod common;
+
+use std::{process::Stdio, sync::Arc, time::Duration};
+
+use common::{Seen, Talk, World};
+use nstance_agent::State;
+use nstance_core::ports::clock::Clock as _;
+use nstance_proto::v1::ReportKind;
+use nstance_rt::clock::SystemClock;
+use tokio::{net::TcpListener, sync::mpsc, time::Instant};
+use tonic::Code;
+
+const HOUR: Duration = Duration::from_secs(3600);
+const SECOND: Duration = Duration::from_secs(1);
+
+/// A world with an enrolled agent whose server is up.
+async fn serving_world() -> (World, nstance_rt::tasks::Tasks) {
+    let mut world = World::new();
+    world.write_nonce(HOUR);
+    let server = world.start_server();
+    world.start_agent();
+    world.next_report().await;
+    world.until(|state| *state == State::Serving).await;
+    (world, server)
+}
+
+fn enrolling_world() -> World {
+    let world = World::new();
+    world.write_nonce(HOUR);
+    world.start_server();
+    world
+}
+
+#[tokio::test(start_paused = true)]
+async fn first_report_comes_at_once_and_says_who_and_what() {
+    let mut world = enrolling_world();
+    world.start_agent();
+    let (opened, _) = world.next_stream().await;
+    let (at, report) = world.next_report().await;
+    assert_eq!(at, opened);
+    assert_eq!(report.kind(), ReportKind::First);
+    assert_eq!(report.instance_id, common::INSTANCE);
+    assert_eq!((report.count, report.interval_ms), (1, 60_000));
+    assert_eq!(report.config_hash, "sha256:00");
+    assert_eq!(report.private_ipv4, "10.9.8.7");
+    assert_eq!(report.session_id.len(), 32);
+    assert!(0 < report.machine.unwrap().cpu_count);
+    assert!(report.started.is_some() && report.timestamp.is_some() && report.uptime.ends_with('s'));
+    assert!(report.termination_notice.is_none());
+}
+
+#[tokio::test(start_paused = true)]
+async fn reports_follow_the_interval_within_ten_per_cent() {
+    let (mut world, _server) = serving_world().await;
+    let (mut before, first) = world.next_report().await;
+    assert_eq!((first.kind(), first.count), (ReportKind::Periodic, 2));
+    for count in 3..20 {
+        let (at, report) = world.next_report().await;
+        let gap = at - before;
+        assert!(Duration::from_secs(53) < gap && gap < Duration::from_secs(67), "{gap:?}");
+        assert_eq!(report.count, count);
+        assert!(report.machine.is_none());
+        before = at;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn interval_of_zero_means_the_first_report_only() {
+    let mut world = enrolling_world();
+    world.start_agent_with(world.settings_with(&[("METRICS_INTERVAL", "0")]));
+    assert_eq!(world.next_report().await.1.interval_ms, 0);
+    tokio::time::sleep(HOUR).await;
+    assert!(world.seen.try_recv().is_err());
+}
+
+#[tokio::test(start_paused = true)]
+async fn server_that_comes_back_is_found_within_seconds() {
+    let (mut world, server) = serving_world().await;
+    world.kill(server).await;
+    let killed = Instant::now();
+    tokio::time::sleep(Duration::from_secs(20)).await;
+    let dialled: Vec<_> =
+        world.net.dialled.lock().unwrap().iter().map(|(at, _)| *at).filter(|at| killed <= *at).collect();
+    assert!(8 < dialled.len() && dialled.len() < 40, "{}", dialled.len());
+    let back = Instant::now();
+    world.start_server();
+    let (at, report) = world.next_report().await;
+    assert!(at - back < Duration::from_secs(5));
+    assert_eq!((report.kind(), report.count), (ReportKind::First, 2));
+}
+
+#[tokio::test(start_paused = true)]
+async fn long_absence_makes_the_agent_patient_but_never_tired() {
+    let (mut world, server) = serving_world().await;
+    world.kill(server).await;
+    tokio::time::sleep(HOUR).await;
+    let n_before = world.net.dialled.lock().unwrap().len();
+    tokio::time::sleep(HOUR).await;
+    let n_dialled = world.net.dialled.lock().unwrap().len() - n_before;
+    // Full jitter below 15 s: one try in 7.5 s on average.
+    assert!((350..650).contains(&n_dialled), "{n_dialled}");
+    world.start_server();
+    world.next_report().await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn silent_server_is_noticed_by_keepalive() {
+    let (world, _server) = serving_world().await;
+    world.net.freeze();
+    let since = Instant::now();
+    world.until(|state| *state != State::Serving).await;
+    assert!(since.elapsed() <= Duration::from_secs(16), "{:?}", since.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
+async fn stream_refused_for_a_while_is_opened_again_on_the_same_connection() {
+    let mut world = enrolling_world();
+    world.script_talk((0..4).map(|_| Talk::Refuse(Code::Internal, "ODD")));
+    world.start_agent();
+    let (first, _) = world.next_stream().await;
+    let (second, _) = world.next_stream().await;
+    assert_eq!(first, second, "the first time at once");
+    for _ in 0..2 {
+        world.next_stream().await;
+    }
+    world.next_report().await;
+    let dialled = world.net.dialled.lock().unwrap().clone();
+    assert_eq!(dialled.iter().filter(|(_, address)| address == common::AGENT).count(), 1);
+}
+
+#[tokio::test(start_paused = true)]
+async fn told_wait_is_obeyed_on_the_session() {
+    let mut world = enrolling_world();
+    world.script_talk((0..20).map(|_| Talk::RefuseFor(Code::Unavailable, "NOT_READY", 30_000)));
+    world.start_agent();
+    let (first, _) = world.next_stream().await;
+    for _ in 0..19 {
+        world.next_stream().await;
+    }
+    let mean = (world.next_stream().await.0 - first) / 20;
+    assert!(Duration::from_secs(8) < mean && mean < Duration::from_secs(22), "{mean:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn hand_over_is_followed_at_once() {
+    for talk in [Talk::EndAfterFirst, Talk::RefuseAfterFirst(Code::Unavailable, "LEADER_CHANGED")] {
+        let mut world = enrolling_world();
+        world.script_talk([talk]);
+        world.start_agent();
+        let (first, _) = world.next_report().await;
+        let (second, report) = world.next_report().await;
+        assert!(second - first < Duration::from_millis(510));
+        assert_eq!(report.kind(), ReportKind::First);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn certificate_that_is_not_accepted_leads_to_a_rejoin() {
+    for reason in ["CERT_EXPIRED", "CERT_INVALID", "CERT_SUPERSEDED"] {
+        let mut world = enrolling_world();
+        world.script_talk([Talk::Refuse(Code::Unauthenticated, reason)]);
+        world.start_agent();
+        world.next_registration().await;
+        let (_, old) = world.next_stream().await;
+        assert!(world.next_registration().await.1.rejoin.is_some(), "{reason}");
+        let (_, new) = world.next_stream().await;
+        assert_ne!(old, new);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn deleted_instance_is_dismissed_and_welcome_later() {
+    let mut world = enrolling_world();
+    world.script_talk((0..2).map(|_| Talk::Refuse(Code::PermissionDenied, "INSTANCE_DELETED")));
+    world.start_agent();
+    let (first, _) = world.next_stream().await;
+    world.until(|state| *state == State::Dismissed).await;
+    let (second, _) = world.next_stream().await;
+    assert!((Duration::from_secs(53)..Duration::from_secs(67)).contains(&(second - first)));
+    world.next_report().await;
+    world.until(|state| *state == State::Serving).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn wrong_role_parks() {
+    let world = enrolling_world();
+    world.script_talk([Talk::Refuse(Code::PermissionDenied, "WRONG_ROLE")]);
+    world.start_agent();
+    assert!(world.until_parked().await.contains("WRONG_ROLE"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn shared_identity_waits_a_minute() {
+    let mut world = enrolling_world();
+    world.script_talk([Talk::RefuseAfterFirst(Code::Aborted, "SUPERSEDED")]);
+    world.start_agent();
+    let (first, _) = world.next_report().await;
+    let (second, _) = world.next_report().await;
+    assert!((Duration::from_secs(53)..Duration::from_secs(67)).contains(&(second - first)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_with_an_open_stream_tells_the_server_at_once() {
+    for (setting, action) in [("always", "shutdown"), ("never", "leave")] {
+        let mut world = enrolling_world();
+        let settings = world.settings_with(&[("LEAVE_ON_STOP", setting)]);
+        let run = nstance_agent::run(settings, world.parts(), world.control.clone());
+        let (ended, ()) = tokio::join!(
+            async {
+                run.await;
+                Instant::now()
+            },
+            async {
+                world.next_report().await;
+                world.until(|state| *state == State::Serving).await;
+                let asked = Instant::now();
+                world.control.stop();
+                let (at, report) = world.next_report().await;
+                assert!(at - asked < Duration::from_millis(50));
+                assert_eq!(report.kind(), ReportKind::Notice);
+                let notice = report.termination_notice.unwrap();
+                assert_eq!(notice.action, action);
+                assert!(notice.deadline.is_none() && notice.detected_at.is_some() && !notice.notice_id.is_empty());
+                assert!(
+                    matches!(world.next().await, Seen::HalfClosed { at } if at - asked < Duration::from_millis(50))
+                );
+            }
+        );
+        assert!(ended.elapsed() < SECOND);
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_between_connections_tells_a_server_that_is_there() {
+    let mut world = enrolling_world();
+    // Dismissed: a minute without a connection, in which the stop comes.
+    world.script_talk([Talk::Refuse(Code::PermissionDenied, "INSTANCE_DELETED")]);
+    let run = nstance_agent::run(world.settings(), world.parts(), world.control.clone());
+    tokio::join!(run, async {
+        world.until(|state| *state == State::Dismissed).await;
+        world.control.stop();
+        let (_, report) = world.next_report().await;
+        assert_eq!(report.kind(), ReportKind::Notice);
+        assert_eq!(report.termination_notice.unwrap().action, "shutdown");
+    });
+}
+
+#[tokio::test(start_paused = true)]
+async fn stop_with_a_dead_server_ends_within_two_seconds() {
+    let mut world = World::new();
+    world.write_nonce(HOUR);
+    let server = world.start_server();
+    let run = nstance_agent::run(world.settings(), world.parts(), world.control.clone());
+    let (ended, asked) = tokio::join!(
+        async {
+            run.await;
+            Instant::now()
+        },
+        async {
+            world.next_report().await;
+            world.until(|state| *state == State::Serving).await;
+            world.kill(server).await;
+            world.net.hang();
+            world.until(|state| *state == State::Connecting).await;
+            tokio::time::sleep(Duration::from_millis(700)).await;
+            world.control.stop();
+            Instant::now()
+        }
+    );
+    assert!(ended - asked <= Duration::from_secs(2), "{:?}", ended - asked);
+}
+
+/// The real binary over real sockets: registration, first report, SIGTERM, exit code.
+#[tokio::test]
+async fn process_says_goodbye_on_sigterm() {
+    let mut world = World::with(5, Arc::new(SystemClock));
+    world.write_nonce(HOUR);
+    let mut addresses = Vec::new();
+    for mutual in [false, true] {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        addresses.push(listener.local_addr().unwrap().to_string());
+        let (sender, incoming) = mpsc::channel(16);
+        world.tasks.spawn_droppable("listen", async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let _ = sender.send(stream).await;
+            }
+        });
+        world.plane.serve(&world.tasks, mutual, incoming);
+    }
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_nstance-agent"))
+        .env_clear()
+        .envs(common::environment(world.directory.path()))
+        .env("NSTANCE_SERVER_REGISTRATION_ADDR", &addresses[0])
+        .env("NSTANCE_SERVER_AGENT_ADDR", &addresses[1])
+        .env("NSTANCE_NEW_SESSION", "1")
+        .stdin(Stdio::null())
+        .stderr(Stdio::null())
+        .spawn()
+        .unwrap();
+    let (_, report) = world.next_report().await;
+    assert_eq!((report.kind(), report.private_ipv4.as_str()), (ReportKind::First, "127.0.0.1"));
+    let before = SystemClock.monotonic();
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    let (_, report) = world.next_report().await;
+    assert_eq!(report.termination_notice.unwrap().action, "shutdown");
+    let status = tokio::time::timeout(Duration::from_secs(2), async {
+        loop {
+            if let Some(status) = child.try_wait().unwrap() {
+                return status;
+            }
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    })
+    .await
+    .unwrap();
+    assert!(status.success());
+    assert!(SystemClock.monotonic().since(before) < Duration::from_secs(2));
+}
+
+#[test]
+fn process_refuses_a_bad_environment_with_78() {
+    let output = std::process::Command::new(env!("CARGO_BIN_EXE_nstance-agent"))
+        .env_clear()
+        .env("NSTANCE_DEBUG", "perhaps")
+        .output()
+        .unwrap();
+    assert_eq!(output.status.code(), Some(78));
+    let text = String::from_utf8(output.stderr).unwrap();
+    for name in ["INSTANCE_ID", "SERVER_REGISTRATION_ADDR", "SERVER_AGENT_ADDR", "DEBUG"] {
+        assert!(text.contains(&format!("NSTANCE_{name}: ")), "{text}");
+    }
+}
+
+#[test]
+fn process_tells_its_version_and_usage() {
+    let run = |arguments: &[&str]| {
+        std::process::Command::new(env!("CARGO_BIN_EXE_nstance-agent")).args(arguments).env_clear().output().unwrap()
+    };
+    let version = run(&["--version"]);
+    assert!(String::from_utf8(version.stdout).unwrap().starts_with("nstance-agent 0."));
+    assert_eq!(run(&["dance"]).status.code(), Some(64));
+    let checked = run(&["check"]);
+    assert_eq!(checked.status.code(), Some(1));
+    assert!(String::from_utf8(checked.stdout).unwrap().contains("FAIL NSTANCE_INSTANCE_ID"));
+}
