@@ -12,7 +12,7 @@ use nstance_identity::tls::is_untrusted_server;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
-    net::TcpStream,
+    net::{TcpStream, lookup_host},
     time::timeout,
 };
 use tokio_rustls::TlsConnector;
@@ -21,8 +21,11 @@ use tower::service_fn;
 
 use crate::settings::Address;
 
-/// A host that does not answer must not hold up the next address for long.
+/// A host that does not answer must not hold up the next one for long.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);
+
+/// All hosts behind one name together.
+const DIAL_LIMIT: Duration = Duration::from_secs(10);
 
 const HANDSHAKE_LIMIT: Duration = Duration::from_secs(5);
 
@@ -64,12 +67,26 @@ pub struct TcpNet;
 #[async_trait]
 impl Net for TcpNet {
     async fn connect(&self, address: &Address) -> io::Result<Socket> {
-        let stream = TcpStream::connect((address.host.as_str(), address.port)).await?;
-        // Reports are small and urgent; waiting to fill a packet would cost more than the packet.
-        stream.set_nodelay(true)?;
-        let local = stream.local_addr().ok();
-        Ok(Socket { stream: Box::new(stream), local })
+        let late = |_| io::Error::from(io::ErrorKind::TimedOut);
+        let mut last = io::Error::from(io::ErrorKind::NotFound);
+        // One by one, each with its own limit: of several servers behind one name, the first may be the dead one.
+        let hosts =
+            timeout(CONNECT_LIMIT, lookup_host((address.host.as_str(), address.port))).await.map_err(late)??;
+        for host in hosts {
+            match timeout(CONNECT_LIMIT, TcpStream::connect(host)).await.map_err(late).flatten() {
+                Ok(stream) => return open(stream),
+                Err(error) => last = error,
+            }
+        }
+        Err(last)
     }
+}
+
+fn open(stream: TcpStream) -> io::Result<Socket> {
+    // Reports are small and urgent; waiting to fill a packet would cost more than the packet.
+    stream.set_nodelay(true)?;
+    let local = stream.local_addr().ok();
+    Ok(Socket { stream: Box::new(stream), local })
 }
 
 /// An open connection.
@@ -81,7 +98,7 @@ pub struct Link {
 pub async fn dial(net: &dyn Net, tls: &Arc<ClientConfig>, address: &Address) -> Result<Link, DialError> {
     let shown = || address.to_string();
     let late = || io::Error::from(io::ErrorKind::TimedOut);
-    let Socket { stream, local } = timeout(CONNECT_LIMIT, net.connect(address))
+    let Socket { stream, local } = timeout(DIAL_LIMIT, net.connect(address))
         .await
         .unwrap_or_else(|_| Err(late()))
         .map_err(|source| DialError::Connect { address: shown(), source })?;

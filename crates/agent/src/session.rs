@@ -66,16 +66,17 @@ enum Ended {
 }
 
 pub(crate) async fn serve(ctx: &Context, reports: &mut Reports) -> SessionOver {
-    let tls = match tls_of(ctx) {
-        Ok(tls) => tls,
-        Err(why) => return SessionOver::Park(why),
-    };
     let clock = &ctx.parts.clock;
     let mut reconnect = Reconnect::new(clock.monotonic());
     loop {
         if !ctx.control.is(&State::Dismissed) {
             ctx.control.set(State::Connecting);
         }
+        // Read anew for every connection: a bundle may have been put there by hand meanwhile.
+        let tls = match tls_of(ctx) {
+            Ok(tls) => tls,
+            Err(why) => return SessionOver::Park(why),
+        };
         let Ok(dialled) = ctx.unless_stopped(open(ctx, &tls)).await else {
             farewell(ctx, &tls, reports).await;
             return SessionOver::Left;

@@ -75,6 +75,56 @@ async fn lost_answer_is_repeated_with_the_same_key() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn crash_at_any_write_is_only_a_later_start() {
+    let key = |world: &World| {
+        let key = KeyPair::generate(&*world.plane.dice);
+        fs::write(world.path("identity/identity.key"), key.to_pkcs8_pem().as_bytes()).unwrap();
+        key
+    };
+    type Prepare<'a> = &'a dyn Fn(&World);
+    let states: [(&str, Prepare<'_>); 5] = [
+        ("half a key", &|world| fs::write(world.path("identity/.identity.key.tmp"), "-----BEG").unwrap()),
+        ("key, no answer yet", &|world| drop(key(world))),
+        ("half a certificate", &|world| {
+            key(world);
+            fs::write(world.path("identity/.identity.crt.tmp"), "-----BEGIN CERT").unwrap();
+        }),
+        ("certificate, nonce not yet removed", &|world| {
+            let chain = world.plane.sign(&key(world).public_key(), DAY);
+            fs::write(world.path("identity/identity.crt"), chain).unwrap();
+        }),
+        ("certificate of a key that is gone", &|world| {
+            let other = KeyPair::generate(&*world.plane.dice);
+            fs::write(world.path("identity/identity.crt"), world.plane.sign(&other.public_key(), DAY)).unwrap();
+        }),
+    ];
+    for (what, prepare) in states {
+        let world = World::new();
+        world.write_nonce(HOUR);
+        prepare(&world);
+        world.start_server();
+        world.start_agent();
+        world.until(serving).await;
+        assert!(!world.path("identity/nonce.jwt").exists(), "{what}");
+        let key = KeyPair::from_pkcs8_pem(&fs::read(world.path("identity/identity.key")).unwrap()).unwrap();
+        let tls =
+            nstance_identity::tls::ServerIdentity::new(&fs::read(world.path("identity/identity.crt")).unwrap(), &key);
+        assert!(tls.is_ok(), "{what}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn unreadable_key_parks_rather_than_being_replaced() {
+    let world = World::new();
+    world.write_nonce(HOUR);
+    fs::write(world.path("identity/identity.key"), "nonsense").unwrap();
+    world.start_server();
+    world.start_agent();
+    assert!(world.until_parked().await.contains("identity.key"));
+    assert_eq!(fs::read_to_string(world.path("identity/identity.key")).unwrap(), "nonsense");
+}
+
+#[tokio::test(start_paused = true)]
 async fn transient_refusals_are_retried_with_growing_waits() {
     let mut world = World::new();
     world.write_nonce(HOUR);
@@ -135,7 +185,8 @@ async fn every_final_refusal_parks_the_agent() {
         assert!(world.until_parked().await.contains(reason));
         // Hang, do not hammer.
         let n_dialled = world.net.dialled.lock().unwrap().len();
-        tokio::time::sleep(HOUR).await;
+        tokio::time::sleep(Duration::from_secs(600)).await;
+        assert_eq!(world.net.n_open(), 0);
         assert_eq!(world.net.dialled.lock().unwrap().len(), n_dialled, "{reason}");
     }
 }

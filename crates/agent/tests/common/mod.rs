@@ -3,7 +3,12 @@
 //! Connections run through memory, so that on a paused clock hours pass in no time and nothing depends on the machine's
 //! speed. One test crosses real sockets besides.
 
-#![allow(dead_code, clippy::unwrap_used, reason = "shared by several test files, none of which uses all of it")]
+#![allow(
+    dead_code,
+    clippy::unwrap_used,
+    unreachable_pub,
+    reason = "shared by several test files, none of which uses all of it"
+)]
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -11,7 +16,7 @@ use std::{
     path::Path,
     sync::{
         Arc, Mutex,
-        atomic::{AtomicBool, Ordering},
+        atomic::{AtomicBool, AtomicUsize, Ordering},
     },
     time::Duration,
 };
@@ -292,6 +297,7 @@ pub struct MemNet {
     frozen: CancellationToken,
     cut: Mutex<CancellationToken>,
     hanging: AtomicBool,
+    open: Arc<AtomicUsize>,
 }
 
 impl MemNet {
@@ -305,6 +311,11 @@ impl MemNet {
     pub fn cut(&self) {
         self.listeners.lock().unwrap().clear();
         std::mem::take(&mut *self.cut.lock().unwrap()).cancel();
+    }
+
+    /// How many connections are open.
+    pub fn n_open(&self) -> usize {
+        self.open.load(Ordering::SeqCst)
     }
 
     /// New connections are neither made nor refused.
@@ -331,12 +342,15 @@ impl Net for MemNet {
         let (ours, mut left) = tokio::io::duplex(64 * 1024);
         let (mut right, theirs) = tokio::io::duplex(64 * 1024);
         let (frozen, cut) = (self.frozen.clone(), self.cut.lock().unwrap().clone());
+        let open = self.open.clone();
+        open.fetch_add(1, Ordering::SeqCst);
         self.relays.spawn_droppable("relay", async move {
             tokio::select! {
                 () = frozen.cancelled() => std::future::pending().await,
                 () = cut.cancelled() => {}
                 _ = tokio::io::copy_bidirectional(&mut left, &mut right) => {}
             }
+            open.fetch_sub(1, Ordering::SeqCst);
         });
         match listener {
             Some(listener) if listener.send(theirs).await.is_ok() => {
