@@ -120,7 +120,7 @@ mod tests {
         let environment = environment(&dir, &file, &owner, Duration::from_secs(1));
         for name in environment.keys() {
             let name = name.to_str().unwrap();
-            assert!(INHERITED.contains(&name) || name.starts_with("NSTANCE_"), "{name}");
+            assert!(INHERITED.contains(&name) || name.starts_with("NSTANCE_") || name == proc::OWNER, "{name}");
             assert!(!name.contains("KEY") || name == "NSTANCE_KEYS_DIR", "{name}");
         }
         assert_eq!(environment[&OsString::from("NSTANCE_IDENTITY_DIR")], "/w/knc06bgm7733st2576nx5jht4ecjw/identity");

@@ -159,7 +159,8 @@ pub(super) struct Scan {
 
 /// The variable by which an agent is found again, whatever happened to its directory.
 pub(super) const IDENTITY_DIR: &str = "NSTANCE_IDENTITY_DIR";
-pub(super) const OWNER: &str = "NSTANCE_VM_OWNER";
+/// Ours and not the agent's, hence not one of its settings.
+pub(super) const OWNER: &str = "PROCESS_VM_OWNER";
 
 /// Every living process started for an instance below `work_dir`. Helpers an agent started count too: they bear its
 /// environment. Processes of other users cannot be read and are not ours.
@@ -232,10 +233,32 @@ mod tests {
 
     #[test]
     fn environments_name_instance_and_owner() {
-        let environ = b"A=1\0NSTANCE_IDENTITY_DIR=/w/knc1/identity\0NSTANCE_VM_OWNER=c/s\0";
+        let environ = b"A=1\0NSTANCE_IDENTITY_DIR=/w/knc1/identity\0PROCESS_VM_OWNER=c/s\0";
         let prefix = b"NSTANCE_IDENTITY_DIR=/w/";
         assert_eq!(parse_environ(environ, prefix), Some(("knc1".into(), "c/s".into())));
         assert_eq!(parse_environ(environ, b"NSTANCE_IDENTITY_DIR=/other/"), None);
         assert_eq!(parse_environ(b"", prefix), None);
+    }
+
+    #[tokio::test]
+    async fn a_leader_is_killed_with_its_group() {
+        use std::{
+            io::BufRead as _,
+            os::unix::process::CommandExt as _,
+            process::{Command, Stdio},
+        };
+        let script = "sleep 600 & echo $!; wait";
+        let mut command = Command::new("sh");
+        command.args(["-c", script]).process_group(0).stdin(Stdio::null()).stdout(Stdio::piped());
+        let mut leader = command.spawn().unwrap();
+        let mut line = String::new();
+        io::BufReader::new(leader.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        let helper = Process::of_pid(line.trim().parse().unwrap()).unwrap().unwrap().hold().unwrap().unwrap();
+        let held = Process::of_pid(leader.id()).unwrap().unwrap().hold().unwrap().unwrap();
+        held.kill().unwrap();
+        held.ended().await.unwrap();
+        leader.wait().unwrap();
+        helper.ended().await.unwrap();
+        assert!(!helper.process.is_alive().unwrap());
     }
 }

@@ -11,9 +11,10 @@ use nstance_core::{
     ids::Epoch,
     ports::provider::{Bootstrap, Owner, Tags},
     term::Guard,
+    time::Timestamp,
     value::{Object, Value},
 };
-use nstance_rt::clock::SystemClock;
+use nstance_rt::clock::{SystemClock, TokioClock};
 use tempfile::TempDir;
 
 use super::*;
@@ -454,16 +455,84 @@ async fn a_full_subnet_is_out_of_capacity_until_a_vm_is_gone() {
     provider.create(permit(), &spec("dev-1", 3)).await.unwrap();
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_vm_boots_after_its_delay_and_is_pending_until_then() {
     let bench = Bench::new(OBEDIENT);
     let mut options = bench.options("dev-1");
-    options.boot_delay = Duration::from_millis(100);
-    let provider = bench.provider_with(options);
+    options.boot_delay = Duration::from_secs(3600);
+    let clock = Arc::new(TokioClock::starting_at(Timestamp::from_millis(1_700_000_000_000)));
+    let provider = ProcessProvider::new(options, clock, bench.tasks.clone());
     let vm = provider.create(permit(), &spec("dev-1", 1)).await.unwrap();
     assert_eq!(vm.seen, Seen::Pending);
+    tokio::time::sleep(Duration::from_secs(3590)).await;
     assert_eq!(provider.create(permit(), &spec("dev-1", 1)).await.unwrap().seen, Seen::Pending);
-    assert!(bench.agents().is_empty());
+    provider.list().await.unwrap();
+    assert!(bench.agents().is_empty(), "neither a repeat nor a listing boots it early");
+    tokio::time::sleep(Duration::from_secs(10)).await;
     eventually("booted", async || seen(&provider, 1).await == Some(Seen::Running)).await;
     assert_eq!(bench.agents().len(), 1);
+}
+
+/// A server that is killed, at the latest when the test is over.
+struct Victim(std::process::Child);
+
+impl Drop for Victim {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// Tells [`a_server_to_be_killed`] where to work.
+const VICTIM: &str = "PROCESS_TEST_VICTIM";
+const N_VICTIMS: u8 = 16;
+
+/// Not a test of its own: the body of a server process that the test below starts and kills.
+#[tokio::test]
+async fn a_server_to_be_killed() {
+    let Some(home) = std::env::var_os(VICTIM).map(PathBuf::from) else { return };
+    let owner = Owner { cluster: "dev".parse().unwrap(), shard: "dev-1".parse().unwrap() };
+    let options = ProcessOptions::new(owner, home.join("agent"), home.join("instances"));
+    let provider = ProcessProvider::new(options, Arc::new(SystemClock), Tasks::new());
+    for n in 1..=N_VICTIMS {
+        provider.create(permit(), &spec("dev-1", n)).await.unwrap();
+    }
+    std::future::pending().await
+}
+
+#[tokio::test]
+async fn a_server_killed_at_any_moment_leaves_one_agent_for_each_instance() {
+    for round in 1..=4 {
+        let bench = Bench::new(OBEDIENT);
+        let server = Command::new(std::env::current_exe().unwrap())
+            .args(["--exact", "process::tests::a_server_to_be_killed"])
+            .env(VICTIM, bench.dir.path())
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null())
+            .spawn()
+            .unwrap();
+        let mut server = Victim(server);
+        // No timer here: the sooner after an entry appears we kill, the nearer to its creator's next step.
+        let begun = || fs::read_dir(bench.work_dir()).unwrap().count();
+        while begun() < round * 4 {
+            assert!(server.0.try_wait().unwrap().is_none(), "the server ended by itself");
+            std::thread::yield_now();
+        }
+        drop(server);
+        let survivors = bench.agents();
+        assert!(round * 4 - 4 <= survivors.len(), "agents outlive their server");
+
+        let successor = bench.provider("dev-1");
+        for n in 1..=N_VICTIMS {
+            assert_eq!(successor.create(permit(), &spec("dev-1", n)).await.unwrap().seen, Seen::Running);
+        }
+        let agents = bench.agents();
+        assert_eq!(agents.len(), usize::from(N_VICTIMS), "one agent each");
+        assert!(survivors.iter().all(|it| agents.contains(it)), "those that ran run on");
+        let listing = successor.list().await.unwrap();
+        assert!(listing.vms.iter().all(|vm| vm.seen == Seen::Running && vm.tags.is_some()));
+        let drafts = fs::read_dir(bench.work_dir()).unwrap().count() - usize::from(N_VICTIMS);
+        assert_eq!(drafts, 0, "an unfinished directory is swept");
+    }
 }
