@@ -401,12 +401,25 @@ impl Inner {
         if !self.options.create_delay.is_zero() {
             tokio::time::sleep(self.options.create_delay).await;
         }
+        // Starting a process waits until the child has been scheduled, which on a busy machine takes a while. Once begun
+        // it runs to its end even if the caller goes away, so a create is never cancelled half-way.
+        let (inner, asked) = (self.clone(), spec.clone());
+        let fresh = tokio::task::spawn_blocking(move || inner.create_now(&permit, &asked)).await;
+        let ended =
+            |join: tokio::task::JoinError| ProviderError::new("create", ErrorClass::Ambiguous, join.to_string());
+        match fresh.unwrap_or_else(|join| Err(ended(join)))? {
+            Some(vm) => Ok(vm),
+            None => self.create_again(&self.dir(spec.instance)).await,
+        }
+    }
+
+    /// Makes the VM, unless its directory exists. Blocking.
+    fn create_now(self: &Arc<Self>, permit: &Permit, spec: &VmSpec) -> Result<Option<Vm>, ProviderError> {
         let dir = self.dir(spec.instance);
-        // From here to the answer a fresh create does not wait for anything, so that it cannot be cancelled half-way.
-        match self.place(&permit, &dir, spec)? {
+        match self.place(permit, &dir, spec)? {
             (Published::New(lock), mut file) if self.options.boot_delay.is_zero() => {
                 match self.boot(&lock, &dir, &mut file) {
-                    Ok(()) => Ok(Self::view(spec.instance, &file, Seen::Running)),
+                    Ok(()) => Ok(Some(Self::view(spec.instance, &file, Seen::Running))),
                     Err(error) => {
                         let _ = dir.remove(lock);
                         Err(self.not_started(&error))
@@ -416,9 +429,9 @@ impl Inner {
             (Published::New(_), file) => {
                 let (inner, delay) = (self.clone(), self.options.boot_delay);
                 self.tasks.spawn_droppable("process: boot", inner.boot_later(spec.instance, delay));
-                Ok(Self::view(spec.instance, &file, Seen::Pending))
+                Ok(Some(Self::view(spec.instance, &file, Seen::Pending)))
             }
-            (Published::Exists, _) => self.create_again(&dir).await,
+            (Published::Exists, _) => Ok(None),
         }
     }
 

@@ -4,7 +4,8 @@
 //! that was opened before the start time was compared, so the process we looked at is the process we signal.
 
 use std::{
-    fs, io,
+    fs,
+    io::{self, Read as _},
     os::{
         fd::{AsFd, OwnedFd},
         unix::ffi::OsStrExt,
@@ -49,8 +50,10 @@ impl Stat {
 
 /// `None`: there is no such process.
 pub(super) fn stat(pid: u32) -> io::Result<Option<Stat>> {
-    match fs::read(format!("/proc/{pid}/stat")) {
-        Ok(bytes) => parse_stat(&bytes).map(Some).ok_or_else(|| io::Error::other("the kernel's stat line is odd")),
+    // One read: this stands in every describe, and a line has some 350 bytes.
+    let mut line = [0; 1024];
+    match fs::File::open(format!("/proc/{pid}/stat")).and_then(|mut file| file.read(&mut line)) {
+        Ok(n) => parse_stat(&line[..n]).map(Some).ok_or_else(|| io::Error::other("the kernel's stat line is odd")),
         Err(error) if is_gone(&error) => Ok(None),
         Err(error) => Err(error),
     }
