@@ -22,7 +22,17 @@ const ALLOWED: [(&str, &[&str]); 10] = [
 
 /// What `core` and `config` must build without, whatever a dependency drags in.
 const HEAVY: [&str; 12] = [
-    "tokio", "serde", "serde_json", "tonic", "prost", "hyper", "reqwest", "rusqlite", "object_store", "rustls", "kube",
+    "tokio",
+    "serde",
+    "serde_json",
+    "tonic",
+    "prost",
+    "hyper",
+    "reqwest",
+    "rusqlite",
+    "object_store",
+    "rustls",
+    "kube",
     "mio",
 ];
 
