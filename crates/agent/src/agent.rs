@@ -5,7 +5,8 @@
 
 use std::time::Duration;
 
-use nstance_rt::entropy::hex;
+use nstance_core::time::Mono;
+use nstance_rt::{backoff::Backoff, entropy::hex};
 
 use crate::{
     context::{Components, Context, Control, State, Stopped},
@@ -18,6 +19,13 @@ use crate::{
 
 /// How often a parked agent looks whether somebody has helped it.
 const PARKED_LOOK: Duration = Duration::from_secs(10);
+
+/// Between two rejoins that did not help.
+const REJOIN_BASE: Duration = Duration::from_secs(2);
+const REJOIN_CAP: Duration = Duration::from_secs(60);
+
+/// A rejoin that held this long did help.
+const REJOIN_FORGOTTEN: Duration = Duration::from_secs(600);
 
 /// Runs an agent until it is told to stop. Its directories are ready ([`crate::identity_dir::prepare`]).
 ///
@@ -62,6 +70,7 @@ enum Step {
 
 async fn live(ctx: &Context, reports: &mut Reports) -> Result<(), Stopped> {
     let mut step = Step::Enrol { refused: false };
+    let mut rejoins = Rejoins::new();
     loop {
         step = match step {
             Step::Enrol { refused } => {
@@ -74,6 +83,7 @@ async fn live(ctx: &Context, reports: &mut Reports) -> Result<(), Stopped> {
             }
             Step::Rejoin => {
                 ctx.control.set(State::Rejoining);
+                ctx.pause(rejoins.pause(ctx)).await?;
                 match rejoin(ctx).await? {
                     Enrolment::Ready => Step::Serve,
                     Enrolment::Rejoin => Step::Rejoin,
@@ -90,6 +100,28 @@ async fn live(ctx: &Context, reports: &mut Reports) -> Result<(), Stopped> {
                 Step::Enrol { refused }
             }
         };
+    }
+}
+
+/// Keeps a server that gives certificates and then refuses them from being asked without end.
+struct Rejoins {
+    backoff: Backoff,
+    last: Option<Mono>,
+}
+
+impl Rejoins {
+    fn new() -> Self {
+        Self { backoff: Backoff::new(REJOIN_BASE, REJOIN_CAP), last: None }
+    }
+
+    /// None before the first in a while, then more and more.
+    fn pause(&mut self, ctx: &Context) -> Duration {
+        let now = ctx.parts.clock.monotonic();
+        if self.last.replace(now).is_none_or(|last| REJOIN_FORGOTTEN <= now.since(last)) {
+            self.backoff.reset();
+            return Duration::ZERO;
+        }
+        self.backoff.next(ctx.entropy())
     }
 }
 

@@ -171,6 +171,17 @@ async fn certificate_that_is_not_accepted_leads_to_a_rejoin() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn server_that_refuses_what_it_signed_is_not_hammered() {
+    let world = enrolling_world();
+    world.script_talk((0..1000).map(|_| Talk::Refuse(Code::Unauthenticated, "CERT_INVALID")));
+    world.start_agent();
+    tokio::time::sleep(HOUR).await;
+    let n_dialled = world.net.dialled.lock().unwrap().len();
+    // Two connections a try; one try in half a minute on average.
+    assert!((150..400).contains(&n_dialled), "{n_dialled}");
+}
+
+#[tokio::test(start_paused = true)]
 async fn deleted_instance_is_dismissed_and_welcome_later() {
     let mut world = enrolling_world();
     world.script_talk((0..2).map(|_| Talk::Refuse(Code::PermissionDenied, "INSTANCE_DELETED")));
