@@ -243,6 +243,18 @@ mod tests {
         assert_eq!(parse_environ(b"", prefix), None);
     }
 
+    /// Leaves no process behind, however its test ends. It is not reaped before, so its group is its own.
+    struct Leader(std::process::Child);
+
+    impl Drop for Leader {
+        fn drop(&mut self) {
+            if let Some(group) = i32::try_from(self.0.id()).ok().and_then(Pid::from_raw) {
+                let _ = rustix::process::kill_process_group(group, Signal::KILL);
+            }
+            let _ = self.0.wait();
+        }
+    }
+
     #[tokio::test]
     async fn a_leader_is_killed_with_its_group() {
         use std::{
@@ -253,14 +265,13 @@ mod tests {
         let script = "sleep 600 & echo $!; wait";
         let mut command = Command::new("sh");
         command.args(["-c", script]).process_group(0).stdin(Stdio::null()).stdout(Stdio::piped());
-        let mut leader = command.spawn().unwrap();
+        let mut leader = Leader(command.spawn().unwrap());
         let mut line = String::new();
-        io::BufReader::new(leader.stdout.take().unwrap()).read_line(&mut line).unwrap();
+        io::BufReader::new(leader.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
         let helper = Process::of_pid(line.trim().parse().unwrap()).unwrap().unwrap().hold().unwrap().unwrap();
-        let held = Process::of_pid(leader.id()).unwrap().unwrap().hold().unwrap().unwrap();
+        let held = Process::of_pid(leader.0.id()).unwrap().unwrap().hold().unwrap().unwrap();
         held.kill().unwrap();
         held.ended().await.unwrap();
-        leader.wait().unwrap();
         helper.ended().await.unwrap();
         assert!(!helper.process.is_alive().unwrap());
     }
