@@ -102,12 +102,18 @@ pub fn check(snapshot: &Snapshot, plan: &Plan, now: Timestamp) -> Vec<Violation>
         });
     }
     for (group, view) in &snapshot.groups {
+        let actions = by_group.remove(group).unwrap_or_default();
+        let removed = actions.iter().filter_map(|action| match action {
+            Action::StartDrain { instance, .. } | Action::Delete { instance, .. } => Some(*instance),
+            _ => None,
+        });
         let mut court = Court {
             shard: &snapshot.shard,
             group,
             view,
             now,
-            actions: by_group.remove(group).unwrap_or_default(),
+            removed: removed.collect(),
+            actions,
             n_holds: plan.holds.iter().filter(|hold| hold.group == *group).count(),
             violations: Vec::new(),
         };
@@ -126,6 +132,8 @@ struct Court<'a> {
     view: &'a GroupView,
     now: Timestamp,
     actions: Vec<&'a Action>,
+    /// Whom the plan drains or deletes.
+    removed: BTreeSet<InstanceId>,
     n_holds: usize,
     violations: Vec<Violation>,
 }

@@ -213,7 +213,7 @@ impl Court<'_> {
             self.object(Invariant::I1, None, format!("{n_removable} members stay, {allowed} are allowed"));
         }
         let n_filled = census.n_created + census.n_called_back;
-        let n_missing = size.saturating_sub(census.n_members);
+        let n_missing = size.saturating_sub(census.n_kept);
         if !self.creates_are_blocked() {
             let n_due = n_missing.min(LARGE_STEP).min(self.creates_left().saturating_add(census.n_called_back));
             if n_filled < n_due {
@@ -236,7 +236,7 @@ impl Court<'_> {
             Desired::Known(size) => u64::from(size),
             _ => 0,
         };
-        let n_unfilled = size.saturating_sub(census.n_members + census.n_created + census.n_called_back);
+        let n_unfilled = size.saturating_sub(census.n_kept + census.n_created + census.n_called_back);
         let held_back = self.view.desired == Desired::Tombstoned && self.view.mass_removal.is_some();
         if census.n_silent_drained + n_unfilled < census.n_silent && !held_back {
             self.object(Invariant::I1, None, "a silent member is neither counted nor on its way out");
@@ -254,15 +254,28 @@ impl Court<'_> {
     /// How many members above its size the group may have: one, if somebody is to be rotated and may be.
     fn surge(&self, census: &Census, size: u64) -> u64 {
         let kept = census.n_kept + census.n_called_back;
-        let may = self.view.instances.iter().filter(|(id, it)| self.is_member(**id, it) && !self.is_removed(**id)).any(
-            |(id, it)| {
-                let pressing = self.is_forced(it) || it.replace_marked_at.is_some();
-                let rotates = pressing || self.has_gentle_cause(it);
-                let begins = kept <= size && (pressing || self.is_quiet());
-                rotates && (pressing || self.rollout_goes_on()) && (begins || self.has_successor(*id, it))
-            },
-        );
-        u64::from(may)
+        let is_quiet = self.is_quiet();
+        // The two youngest will do: one of them is not the member in question.
+        let mut successors: Vec<_> = self
+            .view
+            .instances
+            .iter()
+            .filter(|(id, it)| it.reason == CreateReason::Rotation && self.is_member(**id, it))
+            .map(|(id, it)| (it.created_at, *id))
+            .collect();
+        successors.sort_unstable_by(|a, b| b.cmp(a));
+        successors.truncate(2);
+        let has_successor =
+            |id, it: &InstanceView| successors.iter().any(|(at, other)| *other != id && it.created_at <= *at);
+        let may = |id, it: &InstanceView| {
+            let pressing = self.is_forced(it) || it.replace_marked_at.is_some();
+            let rotates = pressing || self.has_gentle_cause(it);
+            let begins = kept <= size && (pressing || is_quiet);
+            rotates && (pressing || self.rollout_goes_on()) && (begins || has_successor(id, it))
+        };
+        let mut staying =
+            self.view.instances.iter().filter(|(id, it)| self.is_member(**id, it) && !self.is_removed(**id));
+        u64::from(staying.any(|(id, it)| may(*id, it)))
     }
 
     fn is_forced(&self, it: &InstanceView) -> bool {
@@ -282,15 +295,6 @@ impl Court<'_> {
         let failures = &self.view.failures;
         let failing = 3 <= failures.rollout_in_a_row && failures.rollout_probe_at.is_none_or(|at| self.now < at);
         !self.view.rollout_paused && !failing
-    }
-
-    fn has_successor(&self, id: InstanceId, it: &InstanceView) -> bool {
-        self.view.instances.iter().any(|(other, next)| {
-            self.is_member(*other, next)
-                && next.reason == CreateReason::Rotation
-                && id != *other
-                && it.created_at <= next.created_at
-        })
     }
 
     /// Nobody is draining, ill or on the way in.
@@ -348,7 +352,8 @@ impl Court<'_> {
             let n_others = u64::try_from(others.len() + self.view.corrupt.len() + self.view.candidates.len());
             let pressing = matches!(reason, DrainReason::ForcedExpiry | DrainReason::Replaced);
             let enough = size <= u64::try_from(n_ready).unwrap_or(u64::MAX);
-            if !enough && !(pressing && youngest_is_ready && size <= n_others.unwrap_or(u64::MAX)) {
+            let replaced = pressing && youngest_is_ready && size <= n_others.unwrap_or(u64::MAX);
+            if !enough && !replaced {
                 self.object(Invariant::I14, Some(id), format!("rotated with {n_ready} of {size} others ready"));
             }
         }

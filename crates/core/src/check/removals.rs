@@ -35,10 +35,7 @@ impl Court<'_> {
     }
 
     pub(super) fn is_removed(&self, id: InstanceId) -> bool {
-        self.actions.iter().any(|action| match action {
-            Action::StartDrain { instance, .. } | Action::Delete { instance, .. } => *instance == id,
-            _ => false,
-        })
+        self.removed.contains(&id)
     }
 
     pub(super) fn is_dead(&self, it: &InstanceView) -> bool {
@@ -74,8 +71,9 @@ impl Court<'_> {
         }
         if it.ownership == Ownership::OnDemand {
             let age = self.shard.settings.ondemand_age;
-            let expired = !age.is_zero() && it.created_at.plus(age) <= self.now;
-            if !by_notice && !(reason == DrainReason::OndemandExpiry && expired) {
+            let over_age = !age.is_zero() && it.created_at.plus(age) <= self.now;
+            let expired = over_age && reason == DrainReason::OndemandExpiry;
+            if !by_notice && !expired {
                 self.object(Invariant::I13, Some(id), format!("an on-demand instance drained for {}", reason.as_str()));
             }
             return;

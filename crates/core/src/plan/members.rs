@@ -3,7 +3,7 @@
 //! A member fills a slot of its group. Unknown is not absence: a member whose VM could not be looked at keeps its slot
 //! and is nobody's victim. An instance that drains is never a member, so a drain cannot look like surplus.
 
-use std::{collections::BTreeSet, time::Duration};
+use std::time::Duration;
 
 use super::draft::Urgency;
 use crate::{
@@ -162,8 +162,10 @@ pub(crate) struct Entry<'a> {
 
 /// The managed instances of one group, and which of them this plan already sends away.
 pub(crate) struct Crew<'a> {
+    /// By id, as the snapshot holds them.
     entries: Vec<Entry<'a>>,
-    leaving: BTreeSet<InstanceId>,
+    /// Whether the entry at this place leaves.
+    leaving: Vec<bool>,
     /// Of those leaving, who keeps its slot in this plan: nobody is made in its place yet.
     n_lingering: u32,
     /// Slots that this plan empties on purpose, to be filled as urgently as they were emptied.
@@ -174,7 +176,7 @@ pub(crate) struct Crew<'a> {
 
 impl<'a> Crew<'a> {
     pub(crate) fn of(scene: Scene<'a>) -> Self {
-        let entries = scene
+        let entries: Vec<_> = scene
             .view
             .instances
             .iter()
@@ -183,8 +185,8 @@ impl<'a> Crew<'a> {
             .collect();
         let n_candidates = scene.view.candidates.iter().filter(|candidate| candidate_counts(candidate)).count();
         Self {
+            leaving: vec![false; entries.len()],
             entries,
-            leaving: BTreeSet::new(),
             n_lingering: 0,
             vacated: Vec::new(),
             n_unnamed: count(scene.view.corrupt.len() + n_candidates),
@@ -197,7 +199,8 @@ impl<'a> Crew<'a> {
 
     /// Members that stay, as far as this plan has decided yet.
     pub(crate) fn members(&self) -> impl Iterator<Item = Entry<'a>> + '_ {
-        self.entries.iter().copied().filter(|entry| entry.standing.is_member() && !self.leaving.contains(&entry.id))
+        let staying = self.entries.iter().zip(&self.leaving).filter(|(_, leaves)| !**leaves);
+        staying.map(|(entry, _)| *entry).filter(|entry| entry.standing.is_member())
     }
 
     pub(crate) fn known(&self) -> impl Iterator<Item = Entry<'a>> + '_ {
@@ -205,7 +208,9 @@ impl<'a> Crew<'a> {
     }
 
     pub(crate) fn leave(&mut self, id: InstanceId) {
-        self.leaving.insert(id);
+        if let Ok(place) = self.entries.binary_search_by_key(&id, |entry| entry.id) {
+            self.leaving[place] = true;
+        }
     }
 
     /// It will leave, but its slot is not free yet.

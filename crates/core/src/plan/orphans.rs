@@ -34,13 +34,16 @@ fn judge_one(scene: Scene<'_>, draft: &mut Draft<'_>, candidate: &Candidate) {
         }
         return;
     }
-    // Only the group's own instances go with their group; an on-demand one waits for its owner's word.
-    if scene.view.desired != Desired::Tombstoned || candidate.ownership == Ownership::OnDemand {
+    let timeout = scene.shard.settings.registration_timeout;
+    // Only the group's own instances go with their group; an on-demand one waits for its owner's word. Without a
+    // timeout nobody is ended for lack of a record: it gets one, and leaves by its drain.
+    let is_ended = scene.view.desired == Desired::Tombstoned && candidate.ownership == Ownership::Managed;
+    if !is_ended || timeout.is_zero() {
         let urgency = Urgency::new(Priority::ScaleUp, born, candidate.vm.instance);
         draft.act(urgency, Action::Adopt { vm: candidate.vm.clone() });
         return;
     }
-    let due = born.plus(scene.shard.settings.registration_timeout);
+    let due = born.plus(timeout);
     if scene.view.mass_removal.is_some() {
         return;
     }

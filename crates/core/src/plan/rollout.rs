@@ -84,7 +84,7 @@ fn is_surely_ready(scene: Scene<'_>, entry: &Entry<'_>) -> bool {
 
 /// Drains the cause once its successor stands, or says what is missing.
 pub(super) fn advance(scene: Scene<'_>, draft: &mut Draft<'_>, crew: &mut Crew<'_>, size: u32, drains: &mut Drains) {
-    if let Some(cause) = given_up(scene, crew, size) {
+    if let Some(cause) = given_up(scene, draft, crew, size) {
         crew.vacated.push(cause.urgency);
         drain_cause(scene, draft, crew, &cause, drains);
         return;
@@ -112,7 +112,7 @@ pub(super) fn advance(scene: Scene<'_>, draft: &mut Draft<'_>, crew: &mut Crew<'
 
 /// One past its forced age whose replacement failed twice: it goes without. One at a time, and only from a group that
 /// is otherwise complete and settled.
-fn given_up<'a>(scene: Scene<'_>, crew: &Crew<'a>, size: u32) -> Option<Cause<'a>> {
+fn given_up<'a>(scene: Scene<'_>, draft: &Draft<'_>, crew: &Crew<'a>, size: u32) -> Option<Cause<'a>> {
     let n_failed = scene.view.failures.replacement_in_a_row;
     if n_failed < budget::FORCED_WITHOUT_REPLACEMENT_AFTER || crew.n_members() < size {
         return None;
@@ -120,6 +120,7 @@ fn given_up<'a>(scene: Scene<'_>, crew: &Crew<'a>, size: u32) -> Option<Cause<'a
     let settled = crew.members().all(|entry| entry.it.phase == Phase::Running);
     let draining = crew
         .with(Standing::Draining)
+        .filter(|entry| !draft.is_deleting(entry.id))
         .any(|entry| entry.it.drain.as_ref().is_some_and(|drain| drain.reason == DrainReason::ForcedExpiry));
     most_urgent(scene, crew).filter(|cause| {
         cause.reason == DrainReason::ForcedExpiry && settled && !draining && cause.entry.it.busy.is_none()

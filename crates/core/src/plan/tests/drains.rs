@@ -490,3 +490,17 @@ fn a_machine_that_leaves_with_this_plan_enters_nothing() {
         "#]],
     );
 }
+
+#[test]
+fn with_the_sweep_off_a_vm_without_record_leaves_by_its_drain() {
+    planned(
+        "
+        shard timeout=0s
+        group web tombstoned
+          ? a age=1h
+        ",
+        expect![[r#"
+            6 adopt a
+        "#]],
+    );
+}

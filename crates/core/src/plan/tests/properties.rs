@@ -340,7 +340,7 @@ fn config(cases: u32) -> ProptestConfig {
 }
 
 proptest! {
-    #![proptest_config(config(400))]
+    #![proptest_config(config(256))]
 
     #[test]
     fn the_checker_finds_nothing(snapshot in shard()) {
@@ -464,7 +464,7 @@ proptest! {
 }
 
 proptest! {
-    #![proptest_config(config(60))]
+    #![proptest_config(config(48))]
 
     /// From any state, once nothing holds it back, a shard comes to rest at its sizes, new and ready throughout.
     #[test]
