@@ -1,3 +1,47 @@
 //! The development environment: the whole of Nstance on one machine, and what its tests stand on.
+//!
+//! `nstance-dev up` is a supervisor of real processes: an object store (this program again, as `nstance-dev s3`), a
+//! server, and, through the server, agents. Everything it knows is in files below one directory, so every other command
+//! works beside it, and after it.
+
+pub mod cli;
+
+pub mod layout;
+
+mod records;
+
+mod render;
+
+mod ports;
+
+mod http;
+
+mod component;
+
+mod steps;
+
+mod stored;
+
+mod identity;
+
+mod api;
+
+mod feed;
+
+mod status;
+
+mod table;
+
+mod screen;
+
+mod up;
+
+mod detach;
+
+mod stop;
+
+mod logs;
+
+mod kill;
 
 pub mod s3;

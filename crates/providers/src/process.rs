@@ -6,6 +6,7 @@
 //! | `starting`, no agent recorded | `Pending` |
 //! | `running`, process alive (same pid and start time, not exiting) | `Running`, else `Gone` |
 //! | `agent-down` / `stopped` (set by hand) | `Running` / `Stopped` |
+//! | `powered-off` (see [`power`]) | `Stopped` |
 //! | `deleting`, process alive | `Deleting`, else `Gone` |
 //! | `deleted` | `Gone`, and in no listing; `NotFound` after `clean` |
 //! | directory that cannot be read | `Unknown`, listed without tags |
@@ -22,6 +23,7 @@ mod dir;
 mod end;
 mod node;
 mod options;
+pub mod power;
 mod proc;
 mod vm_file;
 
@@ -196,7 +198,7 @@ impl Inner {
             VmState::Starting => Seen::Pending,
             VmState::Running if alive()? => Seen::Running,
             VmState::AgentDown => Seen::Running,
-            VmState::Stopped => Seen::Stopped,
+            VmState::Stopped | VmState::PoweredOff => Seen::Stopped,
             VmState::Deleting if alive()? => Seen::Deleting,
             VmState::Running | VmState::Deleting | VmState::Deleted => Seen::Gone,
         })
@@ -305,6 +307,7 @@ impl Inner {
             boots_at: now.plus(self.options.boot_delay).to_string(),
             registration_addr: spec.bootstrap.registration_addr.clone(),
             agent_addr: spec.bootstrap.agent_addr.clone(),
+            metrics_interval: crate::duration::text(self.options.metrics_interval),
         };
         let failed = |error: io::Error| io_error("create", &error);
         let limit = self.options.subnet_capacity.get(&spec.subnet).copied();

@@ -115,6 +115,7 @@ mod tests {
             boots_at: String::new(),
             registration_addr: "127.0.0.1:8992".into(),
             agent_addr: "127.0.0.1:8994".into(),
+            metrics_interval: "1s".into(),
         };
         let owner = Owner { cluster: "c".parse().unwrap(), shard: "s".parse().unwrap() };
         let environment = environment(&dir, &file, &owner, Duration::from_secs(1));

@@ -19,10 +19,10 @@ use tempfile::TempDir;
 
 use super::*;
 
-const OBEDIENT: &str = "#!/bin/sh\nexec sleep 600\n";
-const DEAF: &str = "#!/bin/sh\ntrap '' TERM\ntouch deaf\nwhile :; do sleep 600 & wait $!; done\n";
+pub(super) const OBEDIENT: &str = "#!/bin/sh\nexec sleep 600\n";
+pub(super) const DEAF: &str = "#!/bin/sh\ntrap '' TERM\ntouch deaf\nwhile :; do sleep 600 & wait $!; done\n";
 
-struct Bench {
+pub(super) struct Bench {
     dir: TempDir,
     tasks: Tasks,
 }
@@ -34,7 +34,7 @@ impl Drop for Bench {
 }
 
 impl Bench {
-    fn new(agent: &str) -> Self {
+    pub(super) fn new(agent: &str) -> Self {
         let bench = Self { dir: TempDir::new().unwrap(), tasks: Tasks::new() };
         fs::create_dir(bench.work_dir()).unwrap();
         // Written by another process: a descriptor open for writing in ours could leak into a concurrent fork, and then
@@ -49,11 +49,11 @@ impl Bench {
         bench
     }
 
-    fn work_dir(&self) -> PathBuf {
+    pub(super) fn work_dir(&self) -> PathBuf {
         self.dir.path().join("instances")
     }
 
-    fn agent(&self) -> PathBuf {
+    pub(super) fn agent(&self) -> PathBuf {
         self.dir.path().join("agent")
     }
 
@@ -62,7 +62,7 @@ impl Bench {
         ProcessOptions::new(owner, self.agent(), self.work_dir())
     }
 
-    fn provider(&self, shard: &str) -> ProcessProvider {
+    pub(super) fn provider(&self, shard: &str) -> ProcessProvider {
         self.provider_with(self.options(shard))
     }
 
@@ -70,14 +70,12 @@ impl Bench {
         ProcessProvider::new(options, Arc::new(SystemClock), self.tasks.clone())
     }
 
-    /// Every agent, once no process is amid its start.
-    fn agents(&self) -> Vec<Process> {
-        for _ in 0..100_000 {
-            if !is_forking() {
-                let scan = proc::scan(&resolve(&self.work_dir())).unwrap();
-                if !scan.unsettled {
-                    return scan.found.iter().map(|it| it.process).collect();
-                }
+    /// Once no process is amid an exec.
+    pub(super) fn agents(&self) -> Vec<Process> {
+        for _ in 0..10_000 {
+            let scan = proc::scan(&resolve(&self.work_dir())).unwrap();
+            if !scan.unsettled {
+                return scan.found.iter().map(|it| it.process).collect();
             }
             std::thread::yield_now();
         }
@@ -85,28 +83,15 @@ impl Bench {
     }
 }
 
-/// Whether a child of ours still shares our memory: a start may return before its child has a command line and an
-/// environment of its own. The lock of its directory tells a successor the same; a test holds no lock.
-fn is_forking() -> bool {
-    let ours = fs::read("/proc/self/cmdline").unwrap();
-    let parent = format!(" {} ", std::process::id());
-    fs::read_dir("/proc").unwrap().flatten().any(|entry| {
-        let is_ours = |stat: String| stat.rsplit_once(')').is_some_and(|(_, rest)| rest[2..].starts_with(&parent));
-        entry.file_name().as_encoded_bytes()[0].is_ascii_digit()
-            && fs::read_to_string(entry.path().join("stat")).is_ok_and(is_ours)
-            && fs::read(entry.path().join("cmdline")).is_ok_and(|cmdline| cmdline == ours)
-    })
-}
-
-fn permit() -> Permit {
+pub(super) fn permit() -> Permit {
     Guard::unfenced(Epoch(7), Arc::new(SystemClock)).permit().unwrap()
 }
 
-fn instance(n: u8) -> InstanceId {
+pub(super) fn instance(n: u8) -> InstanceId {
     InstanceId::new("knc".parse().unwrap(), [n; 16])
 }
 
-fn spec(shard: &str, n: u8) -> VmSpec {
+pub(super) fn spec(shard: &str, n: u8) -> VmSpec {
     VmSpec {
         instance: instance(n),
         tags: Tags {
@@ -134,11 +119,11 @@ fn spec(shard: &str, n: u8) -> VmSpec {
     }
 }
 
-fn of(n: u8) -> VmRef {
+pub(super) fn of(n: u8) -> VmRef {
     VmRef { instance: instance(n), provider_id: None }
 }
 
-async fn seen(provider: &ProcessProvider, n: u8) -> Option<Seen> {
+pub(super) async fn seen(provider: &ProcessProvider, n: u8) -> Option<Seen> {
     match provider.describe(&[of(n)]).await.remove(0) {
         Described::Vm(vm) => Some(vm.seen),
         Described::NotFound => None,
@@ -147,7 +132,7 @@ async fn seen(provider: &ProcessProvider, n: u8) -> Option<Seen> {
 }
 
 /// The end of a process is awaited, never assumed.
-async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
+pub(super) async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     for _ in 0..5000 {
         if holds().await {
             return;
@@ -157,7 +142,7 @@ async fn eventually(what: &str, mut holds: impl AsyncFnMut() -> bool) {
     panic!("not in time: {what}");
 }
 
-fn state(provider: &ProcessProvider, n: u8) -> Option<VmState> {
+pub(super) fn state(provider: &ProcessProvider, n: u8) -> Option<VmState> {
     match provider.inner.dir(instance(n)).read() {
         Read::File(file) => Some(file.state),
         _ => None,

@@ -28,6 +28,8 @@ pub enum VmState {
     AgentDown,
     /// Set by hand, or an agent that could not be started.
     Stopped,
+    /// Switched off with the whole environment; it is started again, as it was, when that comes back.
+    PoweredOff,
     Deleting,
     /// Its process is gone; `clean` removes the directory.
     Deleted,
@@ -51,6 +53,13 @@ pub struct VmFile {
     pub boots_at: String,
     pub registration_addr: String,
     pub agent_addr: String,
+    /// How often its agent reports, as in the config. Files of older versions lack it.
+    #[serde(default = "one_second")]
+    pub metrics_interval: String,
+}
+
+fn one_second() -> String {
+    "1s".to_owned()
 }
 
 pub(super) const NAME: &str = "vm.json";

@@ -1,0 +1,219 @@
+//! The command line, and which command does what.
+
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
+
+use anyhow::Context;
+use clap::{Args, Parser, Subcommand};
+use nstance_rt::{
+    shutdown::StopSignals,
+    telemetry::{self, LogForm},
+};
+
+use crate::{
+    detach, kill,
+    layout::Layout,
+    logs,
+    records::{self, RunFile},
+    render::Size,
+    s3::{S3Options, S3Server},
+    status::{self, Form},
+    stop, stored, up,
+};
+
+/// The whole of Nstance on one machine: object store, server and agents as real processes.
+#[derive(Debug, Parser)]
+#[command(name = "nstance-dev", version)]
+pub struct Cli {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Start everything and show it until Ctrl-C; what was stopped before goes on where it was
+    Up(UpArgs),
+    /// Stop everything that runs in the directory; its state stays
+    Down(DirArg),
+    /// Stop everything and remove the directory
+    Clean(DirArg),
+    /// Show what runs; exit code 0 if all is healthy
+    Status(StatusArgs),
+    /// Show the logs of components and agents, merged
+    Logs(LogsArgs),
+    /// Let something die: instance/ID (its VM) or server/1
+    Kill(KillArgs),
+    /// Start again what `kill --no-restart` left down
+    Heal(DirArg),
+    /// Run the object store alone, in the foreground
+    S3(S3Args),
+    /// Print the environment's variables as export lines
+    Env(DirArg),
+}
+
+#[derive(Debug, Args)]
+struct DirArg {
+    /// Directory of the environment
+    #[arg(long, default_value = "temp")]
+    dir: PathBuf,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct UpArgs {
+    /// Directory of the environment
+    #[arg(long, default_value = "temp")]
+    pub(crate) dir: PathBuf,
+    /// Config to begin with; a built-in example otherwise. Provider, ports, shard and paths are set for you
+    #[arg(long, value_name = "FILE")]
+    pub(crate) config: Option<PathBuf>,
+    /// Size of a group in the first config, as in test=3
+    #[arg(long, value_name = "GROUP=N")]
+    pub(crate) size: Vec<Size>,
+    /// Return when everything is up, and leave it running
+    #[arg(long)]
+    pub(crate) detach: bool,
+    /// Level of the components' logs: info, debug, or a filter such as warn,nstance_server=trace
+    #[arg(long, default_value = "info", value_name = "LEVEL")]
+    pub(crate) log_level: String,
+    /// Leave running what was started if the start fails
+    #[arg(long)]
+    pub(crate) keep: bool,
+    /// First of the server's five ports; the store is one below. 0 takes free ones [default: 8990]
+    #[arg(long, value_name = "PORT")]
+    pub(crate) port_base: Option<u16>,
+    /// Set by --detach on the process that stays
+    #[arg(long, hide = true)]
+    pub(crate) supervised: bool,
+}
+
+#[derive(Debug, Args)]
+struct StatusArgs {
+    /// Directory of the environment
+    #[arg(long, default_value = "temp")]
+    dir: PathBuf,
+    /// For scripts
+    #[arg(long)]
+    json: bool,
+    /// Every second until Ctrl-C
+    #[arg(long)]
+    watch: bool,
+}
+
+#[derive(Debug, Args)]
+struct LogsArgs {
+    /// Directory of the environment
+    #[arg(long, default_value = "temp")]
+    dir: PathBuf,
+    /// Which: dev-s3, server-1, up or an instance id; all otherwise
+    components: Vec<String>,
+    /// Go on with what comes
+    #[arg(long, short)]
+    follow: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct KillArgs {
+    /// Directory of the environment
+    #[arg(long, default_value = "temp")]
+    pub(crate) dir: PathBuf,
+    /// instance/ID or server/1
+    pub(crate) target: String,
+    /// A server stays down until `nstance-dev heal`
+    #[arg(long)]
+    pub(crate) no_restart: bool,
+    /// Return at once instead of measuring the recovery
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+}
+
+#[derive(Debug, Args)]
+struct S3Args {
+    /// Holds the bucket's objects as files
+    #[arg(long, default_value = "temp/dev-s3")]
+    dir: PathBuf,
+    #[arg(long, default_value = "127.0.0.1:8989")]
+    addr: SocketAddr,
+    #[arg(long, default_value = stored::BUCKET)]
+    bucket: String,
+    /// Verify signatures, with the secret `dev`
+    #[arg(long)]
+    require_auth: bool,
+    /// Do not sync every write: faster, and a power cut may lose some
+    #[arg(long)]
+    no_sync: bool,
+    /// Debug log
+    #[arg(long, short = 'v')]
+    debug: bool,
+}
+
+/// Runs one command. Errors are for a person to read.
+pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
+    if let Command::Up(args) = &cli.command
+        && args.supervised
+    {
+        // Before anything else: the terminal's signals are for whoever started us. Fails only if we lead a session.
+        let _ = rustix::process::setsid();
+    }
+    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
+    let runtime = runtime.context("start the runtime")?;
+    let ended = runtime.block_on(dispatch(cli.command));
+    // Nobody waits for a read that hangs.
+    runtime.shutdown_timeout(std::time::Duration::from_secs(1));
+    ended
+}
+
+async fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
+    match command {
+        Command::Up(args) if args.detach && !args.supervised => detach::run(&args).await,
+        Command::Up(args) => up::run(args).await,
+        Command::Down(DirArg { dir }) => stop::down(&Layout::open(&dir)?).await.map(|()| ExitCode::SUCCESS),
+        Command::Clean(DirArg { dir }) => stop::clean(&dir).await.map(|()| ExitCode::SUCCESS),
+        Command::Status(StatusArgs { dir, json, watch }) => {
+            status::run(&Layout::open(&dir)?, if json { Form::Json } else { Form::Text }, watch).await
+        }
+        Command::Logs(LogsArgs { dir, components, follow }) => {
+            logs::run(&Layout::open(&dir)?, &components, follow).await.map(|()| ExitCode::SUCCESS)
+        }
+        Command::Kill(args) => kill::run(&Layout::open(&args.dir)?, &args).await,
+        Command::Heal(DirArg { dir }) => kill::heal(&Layout::open(&dir)?).map(|()| ExitCode::SUCCESS),
+        Command::S3(args) => s3(args).await,
+        Command::Env(DirArg { dir }) => env(&Layout::open(&dir)?),
+    }
+}
+
+async fn s3(args: S3Args) -> anyhow::Result<ExitCode> {
+    telemetry::start(LogForm::Text, args.debug);
+    let mut signals = StopSignals::listen().context("listen for signals")?;
+    let options = S3Options {
+        addr: args.addr,
+        bucket: args.bucket,
+        require_auth: args.require_auth,
+        durable: !args.no_sync,
+        ..S3Options::new(args.dir)
+    };
+    let server = S3Server::start(options).await?;
+    println!("AWS_ENDPOINT_URL={}", server.endpoint());
+    let signal = signals.next().await;
+    tracing::info!(signal, "stopping");
+    tokio::select! {
+        biased;
+        _ = signals.next() => Ok(ExitCode::FAILURE),
+        () = server.stop() => Ok(ExitCode::SUCCESS),
+    }
+}
+
+fn env(layout: &Layout) -> anyhow::Result<ExitCode> {
+    let store = RunFile::read(layout, records::STORE).filter(|it| it.process.lives());
+    let port = store.and_then(|it| it.port("s3")).with_context(|| {
+        format!("nothing is up in {}; start it with `nstance-dev up{}`", layout.shown(), layout.dir_flag())
+    })?;
+    for (name, value) in stored::variables(port, "dev-cli") {
+        println!("export {name}='{value}'");
+    }
+    println!("export NSTANCE_STORAGE='s3'");
+    println!("export NSTANCE_BUCKET='{}'", stored::BUCKET);
+    println!("export NSTANCE_IDENTITY_DIR='{}'", layout.identity().display());
+    if let Some(operator) = RunFile::read(layout, records::SERVER).and_then(|it| it.port("operator")) {
+        println!("export NSTANCE_SERVERS='127.0.0.1:{operator}'");
+    }
+    Ok(ExitCode::SUCCESS)
+}

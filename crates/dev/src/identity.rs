@@ -1,0 +1,183 @@
+//! Our own operator identity: by it we look at the server through the same door as everybody else.
+//!
+//! Made as the admin tool makes one: certificate signed with the CA's key from the bucket, logged, then recorded. It is
+//! kept in `cli-operator-identity/` and used again while it is valid and its record still names it.
+
+use std::{
+    fs, io,
+    io::Write as _,
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
+    path::Path,
+    sync::Arc,
+    time::Duration,
+};
+
+use anyhow::{Context, bail};
+use nstance_config::Config;
+use nstance_core::{
+    ids::{Epoch, OperatorId, Tenant, uuid_v7},
+    instance::{CertFact, CertPair},
+    ports::clock::{Clock, Entropy, random},
+};
+use nstance_identity::{
+    ca::Bundle,
+    issue::Issued,
+    keys::KeyPair,
+    peer::{Peer, PeerName},
+    tls::client_config,
+};
+use nstance_rt::{clock::SystemClock, entropy::SystemEntropy};
+use nstance_store::{
+    Records,
+    cas::Created,
+    fence::Fence,
+    records::{
+        certlog::{CertlogRecord, LoggedCertificate},
+        operator::OperatorRecord,
+    },
+    s3::S3Store,
+};
+use rustls::{ClientConfig, pki_types::CertificateDer, pki_types::pem::PemObject as _};
+
+use crate::{layout::Layout, render, stored};
+
+/// A certificate with less than this left is replaced rather than used.
+const LEAST_LEFT: Duration = Duration::from_secs(3600);
+
+/// Every config has it.
+fn tenant() -> Tenant {
+    "default".parse().expect("a constant, well-formed tenant")
+}
+
+/// Who we are towards the server.
+pub(crate) struct OperatorIdentity {
+    pub(crate) tls: Arc<ClientConfig>,
+    pub(crate) tenant: Tenant,
+}
+
+/// The kept identity if it still serves, else a new one.
+pub(crate) async fn obtain(layout: &Layout, store: &Arc<S3Store>, config: &Config) -> anyhow::Result<OperatorIdentity> {
+    let ca = stored::read_ca(store).await?.context("the cluster has no CA yet; its server makes it")?;
+    let records = records(store);
+    match kept(layout, &ca, &records).await {
+        Ok(identity) => Ok(identity),
+        Err(why) => {
+            tracing::debug!(why = format!("{why:#}"), "operator identity is made anew");
+            make(layout, store, config, &records).await.context("make an operator identity")
+        }
+    }
+}
+
+/// Forgets the kept identity, because the server refused it.
+pub(crate) fn discard(layout: &Layout) {
+    let _ = fs::remove_file(layout.identity().join("identity.crt"));
+}
+
+fn records(store: &Arc<S3Store>) -> Records {
+    let writer = "admin/nstance-dev".to_owned();
+    Records::new(store.clone(), render::shard(), writer, Arc::new(SystemClock), Arc::new(SystemEntropy::new()))
+        .within(Duration::from_secs(10))
+}
+
+async fn kept(layout: &Layout, ca: &[u8], records: &Records) -> anyhow::Result<OperatorIdentity> {
+    let dir = layout.identity();
+    let chain = fs::read(dir.join("identity.crt")).context("read the certificate")?;
+    let key = KeyPair::from_pkcs8_pem(&fs::read(dir.join("identity.key")).context("read the key")?)?;
+    let der = CertificateDer::from_pem_slice(&chain).context("parse the certificate")?;
+    let peer = Peer::accept(&der, SystemClock.now().plus(LEAST_LEFT))?;
+    let PeerName::Operator { operator, tenant } = &peer.name else { bail!("it is no operator's") };
+    let Some(record) = records.read_operator(tenant, operator).await? else { bail!("it has no record") };
+    let record = record.value;
+    if record.revoked.is_some() || record.cert.current.serial != peer.serial {
+        bail!("its record does not accept it");
+    }
+    identity(ca, &chain, &key, tenant.clone())
+}
+
+fn identity(ca: &[u8], chain: &[u8], key: &KeyPair, tenant: Tenant) -> anyhow::Result<OperatorIdentity> {
+    let bundle = Bundle::parse(ca).context("read the CA's certificate")?;
+    let tls = client_config(&bundle, Some((chain, key)), Arc::new(SystemClock))?;
+    Ok(OperatorIdentity { tls, tenant })
+}
+
+async fn make(
+    layout: &Layout,
+    store: &Arc<S3Store>,
+    config: &Config,
+    records: &Records,
+) -> anyhow::Result<OperatorIdentity> {
+    let entropy: Arc<dyn Entropy> = Arc::new(SystemEntropy::new());
+    let ca = stored::load_ca(store, config, entropy.clone()).await?;
+    let (tenant, now) = (tenant(), SystemClock.now());
+    let operator = OperatorId::new(uuid_v7(now, random(entropy.as_ref())));
+    let key = KeyPair::generate(entropy.as_ref());
+    let ttl = config.certificates.operator_ttl;
+    let issued = ca.issue_operator(&operator, &tenant, &key.public_key(), now, ttl, entropy.as_ref())?;
+    let entry = CertlogRecord {
+        cluster: config.server.cluster_id.clone(),
+        shard: None,
+        tenant: Some(tenant.clone()),
+        subject_id: operator.to_string(),
+        issued_at: now,
+        certificates: vec![logged(&issued)],
+    };
+    // The log first: it may list more than was delivered, never less.
+    records.write_certlog(Fence::Epoch(Epoch(0)), &entry).await.context("log the certificate")?;
+    let fact = CertFact {
+        serial: issued.serial.clone(),
+        issuer: issued.issuer_fingerprint.clone(),
+        not_before: issued.not_before,
+        not_after: issued.not_after,
+    };
+    let record = OperatorRecord {
+        operator_id: operator,
+        tenant: tenant.clone(),
+        cluster: config.server.cluster_id.clone(),
+        public_key: key.public_key_der(),
+        cert: CertPair { current: fact, previous: None },
+        registered_at: now,
+        nonce_jti: None,
+        renewed_at: None,
+        rejoin: None,
+        revoked: None,
+    };
+    match records.create_operator(Fence::Epoch(Epoch(0)), &record).await.context("record the operator")? {
+        Created::New(_) => {}
+        Created::Existing(_) => bail!("operator {operator} exists already"),
+    }
+    keep(&layout.identity(), ca.bundle_pem(), &key, &issued).context("keep the operator identity")?;
+    identity(ca.bundle_pem().as_bytes(), issued.chain_pem.as_bytes(), &key, tenant)
+}
+
+/// The certificate last: without it the rest is not used.
+fn keep(dir: &Path, ca: &str, key: &KeyPair, issued: &Issued) -> io::Result<()> {
+    if !dir.is_dir() {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    }
+    let certificate = dir.join("identity.crt");
+    if certificate.exists() {
+        fs::remove_file(&certificate)?;
+    }
+    let pem = key.to_pkcs8_pem();
+    for (name, text) in [("ca.crt", ca), ("identity.key", pem.as_str()), ("identity.crt", issued.chain_pem.as_str())] {
+        let aside = dir.join(format!(".{name}"));
+        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
+        file.write_all(text.as_bytes())?;
+        fs::rename(&aside, dir.join(name))?;
+    }
+    Ok(())
+}
+
+fn logged(issued: &Issued) -> LoggedCertificate {
+    LoggedCertificate {
+        name: "operator".to_owned(),
+        role: "operator".to_owned(),
+        serial: issued.serial.clone(),
+        subject: issued.subject.clone(),
+        sans: issued.sans.clone(),
+        not_before: issued.not_before,
+        not_after: issued.not_after,
+        sha256: issued.sha256_der_hex.clone(),
+        issuer: issued.issuer_fingerprint.clone(),
+    }
+}

@@ -1,0 +1,86 @@
+//! Ending an environment from outside of its supervisor: `down` and `clean`.
+
+use std::{fs, path::Path, time::Duration};
+
+use anyhow::{Context, bail};
+use nstance_providers::process::{end_all, power};
+
+use crate::{
+    layout::Layout,
+    records::{self, RunFile},
+};
+
+/// How long the supervisor may take, which in turn waits for everybody else.
+const SUPERVISOR_GRACE: Duration = Duration::from_secs(40);
+/// A server hands its lease over within 10 s or not at all.
+pub(crate) const SERVER_GRACE: Duration = Duration::from_secs(12);
+pub(crate) const AGENT_GRACE: Duration = Duration::from_secs(3);
+pub(crate) const STORE_GRACE: Duration = Duration::from_secs(5);
+
+/// Stops everything that is recorded: server, agents, store. The server first, or it would replace what we stop next.
+pub(crate) async fn down(layout: &Layout) -> anyhow::Result<()> {
+    let mut n_stopped = 0;
+    if let Some(up) = records::supervisor(layout) {
+        // It stops the others itself, in this same order, and does not restart what we end.
+        if up.process.end(SUPERVISOR_GRACE).await.context("end the supervisor")? {
+            println!("stopped up (pid {}), and what it had started", up.process.pid);
+            n_stopped += 1;
+        }
+        up.forget(layout);
+    }
+    for (name, grace) in [(records::SERVER, SERVER_GRACE), (records::STORE, STORE_GRACE)] {
+        if name == records::STORE {
+            n_stopped += agents_off(layout).await?;
+        }
+        n_stopped += usize::from(end_recorded(layout, name, grace).await?);
+    }
+    if n_stopped == 0 {
+        println!("nothing was running in {}", layout.shown());
+    }
+    Ok(())
+}
+
+async fn agents_off(layout: &Layout) -> anyhow::Result<usize> {
+    let off = power::power_off(&layout.instances(), AGENT_GRACE).await.context("switch the agents off")?;
+    let n_agents = off.instances.len() + off.strays;
+    if 0 < n_agents {
+        println!("switched off {n_agents} agents");
+    }
+    for problem in &off.problems {
+        println!("not switched off: {problem}");
+    }
+    Ok(n_agents)
+}
+
+/// Ends one component by its record.
+pub(crate) async fn end_recorded(layout: &Layout, name: &str, grace: Duration) -> anyhow::Result<bool> {
+    let Some(record) = RunFile::read(layout, name) else { return Ok(false) };
+    let ended = record.process.end(grace).await.with_context(|| format!("end {name} (pid {})", record.process.pid))?;
+    if ended {
+        println!("stopped {name} (pid {})", record.process.pid);
+    }
+    record.forget(layout);
+    let _ = fs::remove_file(records::hold_path(layout, name));
+    Ok(ended)
+}
+
+/// Stops everything and removes the directory, if it bears our mark.
+pub(crate) async fn clean(dir: &Path) -> anyhow::Result<()> {
+    if !dir.exists() {
+        println!("{} is not there, nothing to clean", dir.display());
+        return Ok(());
+    }
+    let layout = Layout::open(dir)?;
+    if !layout.is_marked() {
+        bail!(
+            "{} has no marker file of nstance-dev, so it is not removed; run `nstance-dev up{}` once, or remove it by hand",
+            layout.shown(),
+            layout.dir_flag()
+        );
+    }
+    down(&layout).await?;
+    end_all(&layout.instances()).context("end left-over agents")?;
+    fs::remove_dir_all(layout.dir()).with_context(|| format!("remove {}", layout.dir().display()))?;
+    println!("removed {}", layout.shown());
+    Ok(())
+}

@@ -1,0 +1,121 @@
+//! What the environment keeps in its bucket, and how its processes reach it.
+
+use std::{collections::BTreeMap, sync::Arc};
+
+use anyhow::{Context, bail};
+use nstance_config::{
+    Config,
+    model::{KeyProvider, SecretsProvider},
+};
+use nstance_core::ports::{
+    clock::Entropy,
+    objects::{Condition, ObjectStore as _},
+    secrets::Secrets as _,
+};
+use nstance_identity::{
+    ca::{Bundle, CA_KEY_SECRET, Ca, ca_key_secret},
+    keys::KeyPair,
+};
+use nstance_store::{
+    keys::{EncryptionKey, KeySource, load_key},
+    records::{ca_crt_key, config_keys},
+    s3::{S3Settings, S3Store},
+    secrets::ObjectSecrets,
+};
+
+use crate::render;
+
+pub(crate) const BUCKET: &str = "dev";
+
+/// Known to everybody, for what it guards is a toy.
+const ENCRYPTION_KEY: [u8; 32] = *b"thisisatest32bytekey123456789012";
+
+/// How a process of this environment reaches the store and opens its secrets. `client` is how the store calls it.
+pub(crate) fn variables(store_port: u16, client: &str) -> BTreeMap<String, String> {
+    let key = String::from_utf8_lossy(&ENCRYPTION_KEY).into_owned();
+    [
+        ("AWS_ACCESS_KEY_ID", client.to_owned()),
+        ("AWS_SECRET_ACCESS_KEY", "dev".to_owned()),
+        ("AWS_ENDPOINT_URL", endpoint(store_port)),
+        ("AWS_S3_USE_PATH_STYLE", "true".to_owned()),
+        ("AWS_REGION", "dev".to_owned()),
+        ("NSTANCE_ENCRYPTION_KEY", key),
+    ]
+    .into_iter()
+    .map(|(name, value)| (name.to_owned(), value))
+    .collect()
+}
+
+fn endpoint(store_port: u16) -> String {
+    format!("http://127.0.0.1:{store_port}")
+}
+
+/// Opens the bucket as a client of our own, so that faults for servers do not hit us.
+pub(crate) fn open(store_port: u16) -> anyhow::Result<Arc<S3Store>> {
+    let variables = variables(store_port, "dev-cli");
+    let settings = S3Settings::from_lookup(BUCKET, "", |name| variables.get(name).cloned());
+    Ok(Arc::new(S3Store::new(settings).context("open the bucket")?))
+}
+
+/// The stored config, as the server would read it.
+pub(crate) struct StoredConfig {
+    pub(crate) key: String,
+    pub(crate) config: Config,
+}
+
+pub(crate) async fn read_config(store: &S3Store) -> anyhow::Result<Option<StoredConfig>> {
+    for key in config_keys(&render::shard()) {
+        match store.get(&key).await {
+            Ok(object) => {
+                let config = render::check(&key, &object.body, Some(&render::shard()))?;
+                return Ok(Some(StoredConfig { key, config }));
+            }
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error).context("read the stored config"),
+        }
+    }
+    Ok(None)
+}
+
+/// Stores a config unless there is one. Says whether it is ours now.
+pub(crate) async fn create_config(store: &S3Store, text: String) -> anyhow::Result<bool> {
+    let [key, _] = config_keys(&render::shard());
+    match store.put(&key, text.into_bytes(), Condition::Create).await {
+        Ok(_) => Ok(true),
+        Err(error) if error.is_precondition() => Ok(false),
+        Err(error) => Err(error).context("store the config"),
+    }
+}
+
+pub(crate) async fn read_ca(store: &S3Store) -> anyhow::Result<Option<Vec<u8>>> {
+    match store.get(&ca_crt_key()).await {
+        Ok(object) => Ok(Some(object.body)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error).context("read the CA's certificate"),
+    }
+}
+
+/// The cluster's CA with its key, as the admin tool gets at it.
+pub(crate) async fn load_ca(store: &Arc<S3Store>, config: &Config, entropy: Arc<dyn Entropy>) -> anyhow::Result<Ca> {
+    let Some(bundle) = read_ca(store).await? else { bail!("the cluster has no CA yet; its server makes it") };
+    let secrets = &config.server.secrets;
+    if secrets.provider != SecretsProvider::ObjectStorage {
+        bail!("server.secrets.provider is {}; only object-storage can be shared with nstance-dev", secrets.provider);
+    }
+    let keys = match &secrets.encryption_key {
+        Some(key) if key.provider == KeyProvider::File => load_key(&KeySource::File((&key.source).into()))?.keys,
+        _ => vec![EncryptionKey::new(ENCRYPTION_KEY)],
+    };
+    let prefix = format!("cluster/{}", secrets.prefix(&config.server.cluster_id));
+    let secrets = ObjectSecrets::new(store.clone(), Some(&prefix), keys, Vec::new(), entropy).context("open the secrets")?;
+    let fingerprint = Bundle::parse(&bundle).context("read the CA's certificate")?.issuer().fingerprint.clone();
+    let mut found = Vec::new();
+    for name in [ca_key_secret(&fingerprint), CA_KEY_SECRET.to_owned()] {
+        match secrets.get(&name).await {
+            Ok(secret) => found.push(KeyPair::from_pkcs8_pem(&secret.0).with_context(|| format!("read secret {name}"))?),
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(error).context("read the CA's key"),
+        }
+    }
+    Ca::load(&bundle, found).context("load the CA")
+}

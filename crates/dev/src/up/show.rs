@@ -1,0 +1,85 @@
+//! What a running `up` shows: a picture that is drawn over on a terminal, plain lines elsewhere.
+
+use std::{
+    collections::VecDeque,
+    io::{self, Write as _},
+};
+
+use nstance_core::{ports::clock::Clock as _, time::Mono};
+use nstance_proto::v1::Event;
+use nstance_rt::clock::SystemClock;
+
+use crate::{
+    feed::Picture,
+    layout::Layout,
+    screen::Screen,
+    status::{clock_text, compose},
+    table,
+};
+
+const N_EVENTS: usize = 8;
+
+pub(super) struct Show {
+    screen: Option<Screen>,
+    since: Mono,
+    recent: VecDeque<String>,
+}
+
+impl Show {
+    pub(super) fn begin() -> Self {
+        Self { screen: Screen::on_terminal(), since: SystemClock.monotonic(), recent: VecDeque::new() }
+    }
+
+    pub(super) fn event(&mut self, event: &Event) {
+        self.line(table::event(event));
+    }
+
+    /// Something the supervisor itself has to say.
+    pub(super) fn note(&mut self, text: &str) {
+        let time = table::time_of_day(SystemClock.now().as_millis());
+        self.line(format!("{time}  {text}"));
+    }
+
+    fn line(&mut self, line: String) {
+        if self.screen.is_none() {
+            let mut out = io::stdout().lock();
+            // Nobody reading any more is no reason to end.
+            let _ = writeln!(out, "{line}");
+            let _ = out.flush();
+            return;
+        }
+        self.recent.push_back(line);
+        while N_EVENTS < self.recent.len() {
+            self.recent.pop_front();
+        }
+    }
+
+    pub(super) fn draw(&mut self, layout: &Layout, picture: Option<&Picture>) {
+        let Some(screen) = &mut self.screen else { return };
+        let Some(picture) = picture else { return };
+        let status = compose(layout, picture);
+        let up = clock_text(self.since, SystemClock.monotonic());
+        let mut lines =
+            vec![format!("nstance-dev  dir={}  provider={}  up {up}", layout.shown(), status.provider), String::new()];
+        lines.extend(table::shards(&status));
+        lines.push(String::new());
+        // All that a screen has room for besides the rest.
+        let (_, height) = Screen::size();
+        let most = height.saturating_sub(lines.len() + self.recent.len() + status.problems.len() + 7).max(1);
+        lines.extend(table::instances(&status, most));
+        lines.push(String::new());
+        lines.extend(status.problems.iter().map(|problem| format!("!     {problem}")));
+        lines.extend(self.recent.iter().map(|line| format!("last  {line}")));
+        lines.push(String::new());
+        let flag = layout.dir_flag();
+        let example = status.instances.first().map_or("ID", |it| it.id.as_str());
+        lines.push(format!("try   nstance-dev kill instance/{example}{flag}"));
+        lines.push(format!("try   nstance-dev kill server/1{flag}    nstance-dev logs -f{flag}    Ctrl-C stops, state stays"));
+        screen.draw(&lines);
+    }
+
+    /// The last picture stays; what follows is plain text below it.
+    pub(super) fn end(self) {
+        drop(self.screen);
+    }
+}
