@@ -1,13 +1,19 @@
 use futures::FutureExt as _;
 use nstance_core::{
-    instance::{Delete, Registration},
+    ids::OperatorId,
+    instance::{CertFact, CertPair, Delete, Registration},
     time::Timestamp,
 };
 
 use super::*;
 use crate::{
     faulty::{Fault, FaultPlan},
-    records::{certlog::CertlogRecord, groups::GroupEntry, nonce::NonceRecord},
+    records::{
+        certlog::CertlogRecord,
+        groups::GroupEntry,
+        nonce::NonceRecord,
+        operator::{OperatorRecord, Revoked},
+    },
     testing::{Bench, instance, shard},
 };
 
@@ -268,6 +274,53 @@ async fn a_nonce_is_consumed_once_whatever_the_network_does() {
             other => panic!("{other:?}"),
         }
     }
+}
+
+fn operator(n: u8, tenant: &str) -> OperatorRecord {
+    let at = Timestamp::from_millis(1);
+    let current = CertFact { serial: "aa".into(), issuer: "fp".into(), not_before: at, not_after: at };
+    OperatorRecord {
+        operator_id: OperatorId::new([n; 16]),
+        tenant: tenant.parse().unwrap(),
+        cluster: "c".parse().unwrap(),
+        public_key: vec![1, 2],
+        cert: CertPair { current, previous: None },
+        registered_at: at,
+        nonce_jti: Some("00ff".into()),
+        renewed_at: None,
+        rejoin: None,
+        revoked: None,
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn operators_are_kept_per_tenant_and_changed_from_every_shard() {
+    let bench = Bench::new();
+    let records = bench.records(bench.link(1), 1);
+    let (ours, theirs) = (bench.guard(3), bench.guard(9));
+    let Created::New(made) = records.create_operator(&theirs, &operator(1, "a")).await.unwrap() else { panic!("new") };
+    assert!(matches!(records.create_operator(&ours, &operator(1, "a")).await.unwrap(), Created::Existing(_)));
+    records.create_operator(&ours, &operator(2, "a")).await.unwrap();
+    records.create_operator(&ours, &operator(3, "ab")).await.unwrap();
+    let revoke = |it: &OperatorRecord| {
+        let revoked = Revoked { at: Timestamp::from_millis(5), by: "test".into(), reason: "lost".into() };
+        Some(OperatorRecord { revoked: Some(revoked), ..it.clone() })
+    };
+    // Another shard's epoch is higher than ours, and that means nothing here.
+    let revoked = records.update_operator(&ours, &made, revoke).await.unwrap();
+    assert_eq!(records.refresh_operator(&made).await.unwrap(), Some(revoked.clone()), "a change is seen");
+    assert_eq!(records.refresh_operator(&revoked).await.unwrap(), Some(revoked.clone()));
+    bench.bucket.put("cluster/operator/a.broken.json", b"{".to_vec(), Condition::Create).await.unwrap();
+    let list = records.list_operators(&"a".parse().unwrap()).await.unwrap();
+    assert_eq!(
+        list.operators.iter().map(|it| it.value.operator_id).collect::<Vec<_>>(),
+        [1, 2].map(|n| OperatorId::new([n; 16]))
+    );
+    assert_eq!(list.problems.len(), 1, "what does not parse is told");
+    let (tenant, id) = (&made.value.tenant, &made.value.operator_id);
+    records.delete_operator(Fence::Epoch(Epoch(0)), tenant, id).await.unwrap();
+    assert_eq!(records.refresh_operator(&revoked).await.unwrap(), None);
+    assert_eq!(records.read_operator(tenant, id).await.unwrap(), None);
 }
 
 #[tokio::test(start_paused = true)]
