@@ -8,7 +8,6 @@ use nstance_agent::{
     settings::Address,
 };
 use nstance_config::Config;
-use nstance_core::ids::Tenant;
 use nstance_proto::v1::{
     ConfigStatusResponse, Event, GroupStatus, InstanceStatusResponse, ListInstancesRequest, WatchEventsRequest,
     operator_service_client::OperatorServiceClient,
@@ -45,7 +44,6 @@ impl View {
 #[derive(Clone)]
 pub(crate) struct Client {
     service: OperatorServiceClient<Channel>,
-    pub(crate) tenant: Tenant,
 }
 
 /// Dials the operator port of the server that is recorded, with an identity made if needed.
@@ -84,11 +82,11 @@ impl Refused {
 }
 
 async fn attempt(layout: &Layout, bucket: &Arc<S3Store>, config: &Config) -> Result<Client, Refused> {
-    let identity = identity::obtain(layout, bucket, config).await.map_err(Refused::Other)?;
+    let tls = identity::obtain(layout, bucket, config).await.map_err(Refused::Other)?;
     let address = Address { host: "127.0.0.1".to_owned(), port: config.server.bind.operator.port };
-    let link = dial(&TcpNet, &identity.tls, &address).await.map_err(|error| Refused::Other(error.into()))?;
+    let link = dial(&TcpNet, &tls, &address).await.map_err(|error| Refused::Other(error.into()))?;
     let service = OperatorServiceClient::new(link.channel).max_decoding_message_size(64 * 1024 * 1024);
-    let mut client = Client { service, tenant: identity.tenant };
+    let mut client = Client { service };
     match client.config().await {
         Ok(_) => Ok(client),
         Err(status) if matches!(status.code(), Code::Unauthenticated | Code::PermissionDenied) => {

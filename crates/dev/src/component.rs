@@ -43,8 +43,13 @@ pub(crate) struct Component {
 }
 
 /// Variables of a person's shell that would send a component to another store.
-const FOREIGN: [&str; 5] =
-    ["AWS_PROFILE", "AWS_SESSION_TOKEN", "AWS_ENDPOINT_URL_S3", "AWS_DEFAULT_REGION", "AWS_CONTAINER_CREDENTIALS_FULL_URI"];
+const FOREIGN: [&str; 5] = [
+    "AWS_PROFILE",
+    "AWS_SESSION_TOKEN",
+    "AWS_ENDPOINT_URL_S3",
+    "AWS_DEFAULT_REGION",
+    "AWS_CONTAINER_CREDENTIALS_FULL_URI",
+];
 
 impl Component {
     pub(crate) fn start(layout: &Layout, spec: Spec, restarts: u32) -> anyhow::Result<Self> {

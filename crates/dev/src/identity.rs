@@ -49,14 +49,12 @@ fn tenant() -> Tenant {
     "default".parse().expect("a constant, well-formed tenant")
 }
 
-/// Who we are towards the server.
-pub(crate) struct OperatorIdentity {
-    pub(crate) tls: Arc<ClientConfig>,
-    pub(crate) tenant: Tenant,
-}
-
 /// The kept identity if it still serves, else a new one.
-pub(crate) async fn obtain(layout: &Layout, store: &Arc<S3Store>, config: &Config) -> anyhow::Result<OperatorIdentity> {
+pub(crate) async fn obtain(
+    layout: &Layout,
+    store: &Arc<S3Store>,
+    config: &Config,
+) -> anyhow::Result<Arc<ClientConfig>> {
     let ca = stored::read_ca(store).await?.context("the cluster has no CA yet; its server makes it")?;
     let records = records(store);
     match kept(layout, &ca, &records).await {
@@ -79,7 +77,7 @@ fn records(store: &Arc<S3Store>) -> Records {
         .within(Duration::from_secs(10))
 }
 
-async fn kept(layout: &Layout, ca: &[u8], records: &Records) -> anyhow::Result<OperatorIdentity> {
+async fn kept(layout: &Layout, ca: &[u8], records: &Records) -> anyhow::Result<Arc<ClientConfig>> {
     let dir = layout.identity();
     let chain = fs::read(dir.join("identity.crt")).context("read the certificate")?;
     let key = KeyPair::from_pkcs8_pem(&fs::read(dir.join("identity.key")).context("read the key")?)?;
@@ -91,13 +89,13 @@ async fn kept(layout: &Layout, ca: &[u8], records: &Records) -> anyhow::Result<O
     if record.revoked.is_some() || record.cert.current.serial != peer.serial {
         bail!("its record does not accept it");
     }
-    identity(ca, &chain, &key, tenant.clone())
+    settings(ca, &chain, &key)
 }
 
-fn identity(ca: &[u8], chain: &[u8], key: &KeyPair, tenant: Tenant) -> anyhow::Result<OperatorIdentity> {
+/// What we dial with.
+fn settings(ca: &[u8], chain: &[u8], key: &KeyPair) -> anyhow::Result<Arc<ClientConfig>> {
     let bundle = Bundle::parse(ca).context("read the CA's certificate")?;
-    let tls = client_config(&bundle, Some((chain, key)), Arc::new(SystemClock))?;
-    Ok(OperatorIdentity { tls, tenant })
+    Ok(client_config(&bundle, Some((chain, key)), Arc::new(SystemClock))?)
 }
 
 async fn make(
@@ -105,7 +103,7 @@ async fn make(
     store: &Arc<S3Store>,
     config: &Config,
     records: &Records,
-) -> anyhow::Result<OperatorIdentity> {
+) -> anyhow::Result<Arc<ClientConfig>> {
     let entropy: Arc<dyn Entropy> = Arc::new(SystemEntropy::new());
     let ca = stored::load_ca(store, config, entropy.clone()).await?;
     let (tenant, now) = (tenant(), SystemClock.now());
@@ -146,7 +144,7 @@ async fn make(
         Created::Existing(_) => bail!("operator {operator} exists already"),
     }
     keep(&layout.identity(), ca.bundle_pem(), &key, &issued).context("keep the operator identity")?;
-    identity(ca.bundle_pem().as_bytes(), issued.chain_pem.as_bytes(), &key, tenant)
+    settings(ca.bundle_pem().as_bytes(), issued.chain_pem.as_bytes(), &key)
 }
 
 /// The certificate last: without it the rest is not used.

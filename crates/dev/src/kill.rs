@@ -113,7 +113,9 @@ async fn recovery(
         if view.instances.iter().any(|it| it.instance_id == replacement && ready(it)) {
             let ready_after = SystemClock.monotonic().since(killed).as_secs_f64();
             let requested = requested.as_millis();
-            return Ok(format!("replacement requested after {requested} ms, ready after {ready_after:.1} s ({replacement})"));
+            return Ok(format!(
+                "replacement requested after {requested} ms, ready after {ready_after:.1} s ({replacement})"
+            ));
         }
         tokio::time::sleep(PERIOD).await;
     }
@@ -127,7 +129,8 @@ async fn server(layout: &Layout, args: &KillArgs) -> anyhow::Result<ExitCode> {
     let has_supervisor = records::supervisor(layout).is_some();
     if args.no_restart {
         let path = records::hold_path(layout, name);
-        fs::write(&path, "held by `nstance-dev kill --no-restart`\n").with_context(|| format!("write {}", path.display()))?;
+        fs::write(&path, "held by `nstance-dev kill --no-restart`\n")
+            .with_context(|| format!("write {}", path.display()))?;
     }
     let killed = SystemClock.monotonic();
     record.process.kill_hard().with_context(|| format!("kill {name}"))?;
@@ -199,7 +202,8 @@ fn unknown(id: &str, living: &[String]) -> String {
     if living.is_empty() {
         return format!("there is no living instance {id:?}, and no other; look with `nstance-dev status`");
     }
-    let nearest = living.iter().min_by_key(|it| distance(id, it)).filter(|it| distance(id, it) <= 6 || it.starts_with(id));
+    let nearest =
+        living.iter().min_by_key(|it| distance(id, it)).filter(|it| distance(id, it) <= 6 || it.starts_with(id));
     match nearest {
         Some(nearest) if !id.is_empty() => format!("there is no living instance {id:?}; did you mean {nearest}?"),
         _ => format!("there is no living instance {id:?}; there is\n  {}", living.join("\n  ")),
@@ -229,7 +233,9 @@ mod tests {
     #[test]
     fn a_mistyped_instance_is_answered_with_the_nearest_or_the_list() {
         let living = vec!["tst06bgm7733st2576nx5jht4ecjw".to_owned(), "tst06bgm7733st2576nx5jht4aaaa".to_owned()];
-        assert!(unknown("tst06bgm7733st2576nx5jht4ecjx", &living).contains("did you mean tst06bgm7733st2576nx5jht4ecjw?"));
+        assert!(
+            unknown("tst06bgm7733st2576nx5jht4ecjx", &living).contains("did you mean tst06bgm7733st2576nx5jht4ecjw?")
+        );
         assert!(unknown("tst06bgm7733", &living).contains("did you mean"));
         let list = unknown("web-1", &living);
         assert!(list.contains("ecjw\n") && list.contains("aaaa"), "{list}");
@@ -238,6 +244,9 @@ mod tests {
 
     #[test]
     fn distances_count_edits() {
-        assert_eq!((distance("abc", "abc"), distance("abc", "axc"), distance("", "abc"), distance("ab", "b")), (0, 1, 3, 1));
+        assert_eq!(
+            (distance("abc", "abc"), distance("abc", "axc"), distance("", "abc"), distance("ab", "b")),
+            (0, 1, 3, 1)
+        );
     }
 }

@@ -15,17 +15,8 @@ const MARKER: &str = ".nstance-dev";
 const MARKER_TEXT: &str = "This directory belongs to nstance-dev. `nstance-dev clean` removes all of it.\n";
 
 /// What `up` makes below its directory. A directory that holds nothing else is ours even if its marker was removed.
-const OURS: [&str; 9] = [
-    MARKER,
-    "cache",
-    "dev-s3",
-    "dev-k8s",
-    "instances",
-    "operator",
-    "cli-operator-identity",
-    "logs",
-    "run",
-];
+const OURS: [&str; 9] =
+    [MARKER, "cache", "dev-s3", "dev-k8s", "instances", "operator", "cli-operator-identity", "logs", "run"];
 
 /// The directory of one environment, absolute and without symbolic links: agents are found by the path in their
 /// environment, so it must always be spelled alike.

@@ -37,7 +37,8 @@ impl Ports {
             let base = FREE_FROM + below(&entropy, (FREE_TO - FREE_FROM) / 8) * 8 + 1;
             let ports = Self { base: u16::try_from(base).unwrap_or(DEFAULT_BASE) };
             let all = std::iter::once(ports.store()).chain((0..5).map(|i| ports.server(i)));
-            let taken: Result<Vec<TcpListener>, _> = all.map(|port| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))).collect();
+            let taken: Result<Vec<TcpListener>, _> =
+                all.map(|port| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))).collect();
             if taken.is_ok() {
                 return Ok(ports);
             }

@@ -96,7 +96,9 @@ pub(crate) fn all(layout: &Layout) -> Vec<RunFile> {
         .into_iter()
         .flatten()
         .flatten()
-        .filter(|entry| entry.file_name().to_str().is_some_and(|name| !name.starts_with('.') && name.ends_with(".json")))
+        .filter(|entry| {
+            entry.file_name().to_str().is_some_and(|name| !name.starts_with('.') && name.ends_with(".json"))
+        })
         .filter_map(|entry| read(&entry.path()))
         .collect();
     files.sort_by(|a, b| a.name.cmp(&b.name));

@@ -50,14 +50,6 @@ impl Screen {
         let _ = out.flush();
     }
 
-    /// Prints a line above the picture, where it stays.
-    pub(crate) fn above(&mut self, line: &str) {
-        let mut out = io::stdout().lock();
-        let _ = writeln!(out, "{}\x1b[J{line}", self.back());
-        let _ = out.flush();
-        self.drawn = 0;
-    }
-
     fn back(&self) -> String {
         if self.drawn == 0 { "\r".to_owned() } else { format!("\r\x1b[{}A", self.drawn) }
     }

@@ -107,12 +107,15 @@ pub(crate) async fn load_ca(store: &Arc<S3Store>, config: &Config, entropy: Arc<
         _ => vec![EncryptionKey::new(ENCRYPTION_KEY)],
     };
     let prefix = format!("cluster/{}", secrets.prefix(&config.server.cluster_id));
-    let secrets = ObjectSecrets::new(store.clone(), Some(&prefix), keys, Vec::new(), entropy).context("open the secrets")?;
+    let secrets =
+        ObjectSecrets::new(store.clone(), Some(&prefix), keys, Vec::new(), entropy).context("open the secrets")?;
     let fingerprint = Bundle::parse(&bundle).context("read the CA's certificate")?.issuer().fingerprint.clone();
     let mut found = Vec::new();
     for name in [ca_key_secret(&fingerprint), CA_KEY_SECRET.to_owned()] {
         match secrets.get(&name).await {
-            Ok(secret) => found.push(KeyPair::from_pkcs8_pem(&secret.0).with_context(|| format!("read secret {name}"))?),
+            Ok(secret) => {
+                found.push(KeyPair::from_pkcs8_pem(&secret.0).with_context(|| format!("read secret {name}"))?)
+            }
             Err(error) if error.is_not_found() => {}
             Err(error) => return Err(error).context("read the CA's key"),
         }

@@ -41,7 +41,8 @@ use crate::{
 const TAIL: usize = 20;
 const REDRAW: Duration = Duration::from_millis(250);
 
-const ABSENT: &str = "not part of this build: Kubernetes, operator, dashboard, several shards, several servers per shard, tmux";
+const ABSENT: &str =
+    "not part of this build: Kubernetes, operator, dashboard, several shards, several servers per shard, tmux";
 
 /// A terminal that is closed means the same as Ctrl-C.
 struct Signals {
@@ -283,7 +284,8 @@ impl Up {
         let named: Vec<(&str, u16)> =
             ports::SERVER.into_iter().zip(addresses).map(|(name, address)| (name, address.port)).collect();
         check_free(&named).map_err(fail)?;
-        let mut args: Vec<String> = ["--storage", "s3", "--bucket", stored::BUCKET, "--shard"].map(str::to_owned).into();
+        let mut args: Vec<String> =
+            ["--storage", "s3", "--bucket", stored::BUCKET, "--shard"].map(str::to_owned).into();
         args.extend([render::shard().to_string(), "--id".to_owned(), records::SERVER.to_owned()]);
         args.extend(["--cachedir".to_owned(), self.layout.cache().display().to_string()]);
         let mut env = stored::variables(ports.store(), "dev-server-1");
@@ -497,11 +499,8 @@ async fn ended(slot: &mut Option<Slot>) -> Option<String> {
 
 fn failure(component: &str, late: Late, slot: &Option<Slot>) -> Failure {
     let log = slot.as_ref().and_then(Slot::component).map(|it| (it.record.log.clone(), it.tail(TAIL)));
-    let what = if late.timed_out {
-        format!("gate `{}` did not open within 30 s: {}", late.gate, late.why)
-    } else {
-        late.why
-    };
+    let what =
+        if late.timed_out { format!("gate `{}` did not open within 30 s: {}", late.gate, late.why) } else { late.why };
     Failure { component: component.to_owned(), what, log }
 }
 
@@ -524,5 +523,8 @@ fn check_free(named: &[(&str, u16)]) -> anyhow::Result<()> {
     if taken.is_empty() {
         return Ok(());
     }
-    bail!("port {} is taken by another program; end that, or give a new environment other ports with --port-base", taken.join(", "))
+    bail!(
+        "port {} is taken by another program; end that, or give a new environment other ports with --port-base",
+        taken.join(", ")
+    )
 }

@@ -74,7 +74,9 @@ impl Show {
         let flag = layout.dir_flag();
         let example = status.instances.first().map_or("ID", |it| it.id.as_str());
         lines.push(format!("try   nstance-dev kill instance/{example}{flag}"));
-        lines.push(format!("try   nstance-dev kill server/1{flag}    nstance-dev logs -f{flag}    Ctrl-C stops, state stays"));
+        lines.push(format!(
+            "try   nstance-dev kill server/1{flag}    nstance-dev logs -f{flag}    Ctrl-C stops, state stays"
+        ));
         screen.draw(&lines);
     }
 

@@ -72,7 +72,10 @@ impl Slot {
             self.due = Instant::now() + wait;
             if records::hold_path(layout, name).exists() {
                 self.held = true;
-                return format!("{name} (pid {pid}) {how}; it stays down until `nstance-dev heal{}`", layout.dir_flag());
+                return format!(
+                    "{name} (pid {pid}) {how}; it stays down until `nstance-dev heal{}`",
+                    layout.dir_flag()
+                );
             }
             return format!("{name} (pid {pid}) {how}; it is started again in {} ms", wait.as_millis());
         }

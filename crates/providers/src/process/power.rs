@@ -60,7 +60,8 @@ pub async fn power_off(work_dir: &Path, grace: Duration) -> io::Result<Switched>
     }
     end_all(&ending, grace).await?;
     // What bears an instance's name and is in no record: ended as well, or it would outlive its environment.
-    let strays: Vec<Held> = scan(&work_dir).await?.into_iter().filter_map(|it| it.hold().transpose()).collect::<Result<_, _>>()?;
+    let strays: Vec<Held> =
+        scan(&work_dir).await?.into_iter().filter_map(|it| it.hold().transpose()).collect::<Result<_, _>>()?;
     switched.strays = strays.len();
     end_all(&strays, Duration::ZERO).await?;
     Ok(switched)
@@ -123,7 +124,8 @@ async fn switch_on(dir: &VmDir, binary: &Path) -> io::Result<bool> {
         end_all(&[agent], Duration::ZERO).await?;
     }
     let owner = Owner { cluster: tags.cluster, shard: tags.shard };
-    let interval = crate::duration::parse(&Value::String(file.metrics_interval.clone())).unwrap_or(Duration::from_secs(1));
+    let interval =
+        crate::duration::parse(&Value::String(file.metrics_interval.clone())).unwrap_or(Duration::from_secs(1));
     file.state = VmState::Starting;
     file.process = None;
     dir.write(&lock, &file)?;
