@@ -60,8 +60,8 @@ pub async fn power_off(work_dir: &Path, grace: Duration) -> io::Result<Switched>
     }
     end_all(&ending, grace).await?;
     // What bears an instance's name and is in no record: ended as well, or it would outlive its environment.
-    let strays: Vec<Held> =
-        scan(&work_dir).await?.into_iter().filter_map(|it| it.hold().transpose()).collect::<Result<_, _>>()?;
+    let strays = unrecorded(&work_dir, half_made).await?;
+    let strays: Vec<Held> = strays.into_iter().filter_map(|it| it.hold().transpose()).collect::<Result<_, _>>()?;
     switched.strays = strays.len();
     end_all(&strays, Duration::ZERO).await?;
     Ok(switched)

@@ -446,3 +446,19 @@ fn surplus_and_rotation_leave_together() {
         "#]],
     );
 }
+
+#[test]
+fn nothing_begins_while_a_victim_still_fills_its_slot() {
+    planned(
+        "
+        shard forced=30d
+        group web size=1 victims=a
+          a running busy
+          b running age=31d
+        ",
+        expect![[r#"
+            hold InProgress a
+            wake +2588400s
+        "#]],
+    );
+}
