@@ -1,0 +1,242 @@
+//! One environment per test: own directory, own ports, real processes. However a test ends, nothing of it stays.
+#![allow(dead_code, reason = "each test binary uses its own part")]
+
+use std::{
+    collections::BTreeSet,
+    fs,
+    path::{Path, PathBuf},
+    process::{Output, Stdio},
+    sync::Once,
+    time::{Duration, SystemTime},
+};
+
+use nstance_providers::process::{Process, end_all, power};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::process::{Child, Command};
+
+pub const DEV: &str = env!("CARGO_BIN_EXE_nstance-dev");
+
+/// Nothing here takes a tenth of this on a machine that has nothing else to do.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+const PERIOD: Duration = Duration::from_millis(50);
+
+/// The server and the agent must be there, as new as their sources. `make test` builds them first; whoever runs one test
+/// by hand gets them built here.
+fn binaries() {
+    static BUILT: Once = Once::new();
+    BUILT.call_once(|| {
+        let bin = Path::new(DEV).parent().expect("a program is in a directory");
+        let built = ["nstance-server", "nstance-agent"].map(|name| modified(&bin.join(name)));
+        let sources = newest(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap());
+        if built.iter().all(|it| it.is_some() && sources <= *it) {
+            return;
+        }
+        let profile = match bin.file_name().and_then(|name| name.to_str()) {
+            Some("debug") | None => "dev",
+            Some(profile) => profile,
+        };
+        let built = std::process::Command::new(env!("CARGO"))
+            .args(["build", "--bins", "-p", "nstance-server", "-p", "nstance-agent", "--profile", profile])
+            .arg("--target-dir")
+            .arg(bin.parent().expect("target directory"))
+            .current_dir(env!("CARGO_MANIFEST_DIR"))
+            .status()
+            .expect("run cargo");
+        assert!(built.success(), "server and agent do not build");
+    });
+}
+
+fn modified(path: &Path) -> Option<SystemTime> {
+    fs::metadata(path).and_then(|meta| meta.modified()).ok()
+}
+
+/// The youngest source that the two programs are made of.
+fn newest(crates: &Path) -> Option<SystemTime> {
+    fn walk(dir: &Path, newest: &mut Option<SystemTime>) {
+        for entry in fs::read_dir(dir).into_iter().flatten().flatten() {
+            let path = entry.path();
+            if path.is_dir() {
+                if !matches!(entry.file_name().to_str(), Some("dev" | "tests" | "target")) {
+                    walk(&path, newest);
+                }
+            } else {
+                *newest = (*newest).max(modified(&path));
+            }
+        }
+    }
+    let mut newest = None;
+    walk(crates, &mut newest);
+    newest
+}
+
+pub struct Env {
+    temp: TempDir,
+    /// Processes seen so far that must not outlive the test, beside those that are recorded.
+    foreground: Vec<Process>,
+}
+
+impl Drop for Env {
+    fn drop(&mut self) {
+        // The supervisors first, or they would start again what we end.
+        for process in self.foreground.iter().copied().chain(self.recorded("up")) {
+            let _ = process.kill_hard();
+        }
+        for name in ["server-1", "dev-s3"] {
+            for process in self.recorded(name) {
+                let _ = process.kill_hard();
+            }
+        }
+        let _ = end_all(&self.instances());
+    }
+}
+
+impl Env {
+    pub fn new() -> Self {
+        binaries();
+        Self { temp: TempDir::new().unwrap(), foreground: Vec::new() }
+    }
+
+    pub fn dir(&self) -> PathBuf {
+        self.temp.path().join("temp")
+    }
+
+    pub fn instances(&self) -> PathBuf {
+        self.dir().join("instances")
+    }
+
+    pub fn recorded(&self, component: &str) -> Option<Process> {
+        let bytes = fs::read(self.dir().join("run").join(format!("{component}.json"))).ok()?;
+        serde_json::from_slice(&bytes).ok()
+    }
+
+    /// Runs a command to its end, within the patience.
+    pub async fn dev(&self, args: &[&str]) -> Output {
+        let child = self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
+        tokio::time::timeout(PATIENCE, child.wait_with_output())
+            .await
+            .unwrap_or_else(|_| panic!("nstance-dev {args:?} does not end"))
+            .unwrap()
+    }
+
+    fn command(&self, args: &[&str]) -> Command {
+        let (first, rest) = args.split_first().expect("a command");
+        let mut command = Command::new(DEV);
+        command.arg(first).arg("--dir").arg(self.dir()).args(rest).stdin(Stdio::null()).kill_on_drop(true);
+        command
+    }
+
+    /// What a command says if it succeeds.
+    pub async fn ok(&self, args: &[&str]) -> String {
+        let output = self.dev(args).await;
+        let text = text(&output);
+        assert!(output.status.success(), "nstance-dev {args:?}: {text}\n{}", self.logs());
+        text
+    }
+
+    pub async fn fails(&self, args: &[&str]) -> String {
+        let output = self.dev(args).await;
+        let text = text(&output);
+        assert!(!output.status.success(), "nstance-dev {args:?} was to fail: {text}");
+        text
+    }
+
+    pub async fn up(&self, args: &[&str]) -> String {
+        self.ok(&[&["up", "--detach", "--port-base", "0"], args].concat()).await
+    }
+
+    /// `up` without a terminal, as a child of ours.
+    pub async fn up_in_foreground(&mut self, args: &[&str]) -> Child {
+        let log = fs::File::create(self.temp.path().join("foreground.log")).unwrap();
+        let args = [&["up", "--port-base", "0"], args].concat();
+        let child = self.command(&args).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
+        self.foreground.extend(Process::find(child.id().unwrap()).unwrap());
+        child
+    }
+
+    pub async fn status(&self) -> Value {
+        let output = self.dev(&["status", "--json"]).await;
+        serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)
+    }
+
+    /// Waits until the status is as wanted, and answers it.
+    pub async fn until(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+        let mut last = Value::Null;
+        let wait = async {
+            loop {
+                last = self.status().await;
+                if holds(&last) {
+                    return;
+                }
+                tokio::time::sleep(PERIOD).await;
+            }
+        };
+        if tokio::time::timeout(PATIENCE, wait).await.is_err() {
+            panic!("not in time: {what}\n{last:#}\n{}", self.logs());
+        }
+        last
+    }
+
+    pub async fn healthy(&self) -> Value {
+        self.until("all healthy", |status| status["healthy"] == true).await
+    }
+
+    /// Every process that was started for an instance.
+    pub async fn agents(&self) -> Vec<Process> {
+        power::agents(&self.instances()).await.unwrap()
+    }
+
+    /// Waits until exactly these many agents run.
+    pub async fn until_agents(&self, n: usize) {
+        let wait = async {
+            while self.agents().await.len() != n {
+                tokio::time::sleep(PERIOD).await;
+            }
+        };
+        if tokio::time::timeout(PATIENCE, wait).await.is_err() {
+            panic!("{:?} run instead of {n} agents\n{}", self.agents().await, self.logs());
+        }
+    }
+
+    /// Supervisor, store, server and agents that run now.
+    pub async fn processes(&self) -> Vec<Process> {
+        let components = ["up", "dev-s3", "server-1"].iter().filter_map(|name| self.recorded(name));
+        components.chain(self.agents().await).filter(|it| it.lives()).collect()
+    }
+
+    fn logs(&self) -> String {
+        ["logs/up.log", "logs/server-1.log", "../foreground.log"]
+            .iter()
+            .map(|name| {
+                let text = fs::read_to_string(self.dir().join(name)).unwrap_or_default();
+                let lines: Vec<&str> = text.lines().collect();
+                format!("--- {name}\n{}\n", lines[lines.len().saturating_sub(40)..].join("\n"))
+            })
+            .collect()
+    }
+}
+
+pub fn text(output: &Output) -> String {
+    format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
+}
+
+pub fn ids(status: &Value) -> BTreeSet<String> {
+    let instances = status["instances"].as_array().cloned().unwrap_or_default();
+    instances.iter().filter_map(|it| Some(it["id"].as_str()?.to_owned())).collect()
+}
+
+pub fn group(status: &Value) -> [i64; 3] {
+    let group = &status["shards"][0]["groups"][0];
+    ["size", "actual", "ready"].map(|field| group[field].as_i64().unwrap_or(-1))
+}
+
+pub fn signal(process: &Process, signal: rustix::process::Signal) {
+    let pid = rustix::process::Pid::from_raw(i32::try_from(process.pid).unwrap()).unwrap();
+    assert!(process.lives(), "{process:?} is to be signalled and is gone");
+    rustix::process::kill_process(pid, signal).unwrap();
+}
+
+/// Waits for the end of a process we started ourselves.
+pub async fn exit(child: &mut Child) -> std::process::ExitStatus {
+    tokio::time::timeout(PATIENCE, child.wait()).await.expect("it does not end").unwrap()
+}
