@@ -3,7 +3,13 @@
 //! Whatever fails is retried and seen on the health port while it lasts. Two things end the process: a store that is
 //! not safe, and a signal.
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode, sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, Ipv4Addr, SocketAddr},
+    path::PathBuf,
+    process::ExitCode,
+    sync::Arc,
+    time::Duration,
+};
 
 use anyhow::Context;
 use nstance_config::Config;
@@ -62,7 +68,12 @@ pub struct Parts {
     pub entropy: Arc<dyn Entropy>,
     /// Instead of the provider that the config names.
     pub provider: Option<Arc<dyn Provider>>,
+    /// Where the health port answers before any config is known.
+    pub first_health: SocketAddr,
 }
+
+/// The health port's default, for [`Parts::first_health`].
+pub const FIRST_HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 8990);
 
 /// Where a leader is served, once it is.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -133,6 +144,7 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
         clock: Arc::new(SystemClock),
         entropy: entropy.clone(),
         provider: None,
+        first_health: FIRST_HEALTH,
     });
     let ended = tokio::select! {
         biased;
@@ -185,6 +197,14 @@ struct Boot {
 
 /// Ends a step early when the server stops.
 struct Stopped;
+
+/// The health port as it stands before the config is known.
+struct FirstHealth {
+    wanted: SocketAddr,
+    /// With the real port, where any would do.
+    bound: SocketAddr,
+    tasks: Tasks,
+}
 
 impl Boot {
     async fn run(self) -> anyhow::Result<()> {
@@ -294,26 +314,28 @@ impl Boot {
     }
 
     /// Before the config is known the health port answers where the last good config put it, else at its default.
-    async fn first_health_port(&self, last_good: &LastGood) -> Option<(SocketAddr, Tasks)> {
+    async fn first_health_port(&self, last_good: &LastGood) -> Option<FirstHealth> {
         let known = last_good.applied(&self.parts.shard, self.parts.clock.now());
         let wanted = match &known {
             Some(applied) => wiring::socket_addr(&applied.config.server.bind.health).ok()?,
-            None => SocketAddr::from(([0, 0, 0, 0], 8990)),
+            None => self.parts.first_health,
         };
         // Taken by somebody else: the config will tell where ours is.
         let listener = TcpListener::bind(wanted).await.ok()?;
+        let bound = listener.local_addr().ok()?;
         let tasks = self.tasks.child();
         http::serve(&tasks, listener, self.vitals.clone(), self.metrics.clone());
-        Some((wanted, tasks))
+        self.served.send_modify(|served| served.health = Some(bound));
+        Some(FirstHealth { wanted, bound, tasks })
     }
 
-    async fn health_port(&self, first: Option<(SocketAddr, Tasks)>, applied: &Applied) -> Result<(), End> {
+    async fn health_port(&self, first: Option<FirstHealth>, applied: &Applied) -> Result<(), End> {
         let wanted = wiring::socket_addr(&applied.config.server.bind.health).map_err(End::Fatal)?;
         let bound = match first {
-            Some((bound, _)) if bound == wanted => bound,
+            Some(first) if first.wanted == wanted => first.bound,
             first => {
-                if let Some((_, tasks)) = first {
-                    tasks.end(Duration::from_millis(100)).await;
+                if let Some(first) = first {
+                    first.tasks.end(Duration::from_millis(100)).await;
                 }
                 let listener = self.bind("health", Ok(wanted)).await?;
                 let bound = listener.local_addr().map_err(|error| End::Fatal(error.into()))?;
