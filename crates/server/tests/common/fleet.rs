@@ -1,0 +1,243 @@
+//! Agents of the tests: one by one, or a fleet in which every VM that stands runs one.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    net::Ipv4Addr,
+    sync::{Arc, Mutex, MutexGuard},
+    time::Duration,
+};
+
+use nstance_core::ids::InstanceId;
+use nstance_identity::{ca::Bundle, keys::KeyPair};
+use nstance_proto::v1::{self, agent_service_client::AgentServiceClient};
+use nstance_server::boot::Leader;
+use tokio::{sync::mpsc, task::JoinSet};
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Status, transport::Channel};
+
+use super::{
+    Shard, Site, wait_for,
+    wire::{Line, dial, new_key, register_agent, request, tls},
+};
+
+/// Long enough that no test meets a silent agent by accident.
+pub const INTERVAL_MS: u32 = 60_000;
+
+/// A registered agent: a key and its certificate.
+#[derive(Clone)]
+pub struct Agent {
+    pub id: InstanceId,
+    pub key: Arc<KeyPair>,
+    pub chain: Vec<u8>,
+    pub bundle: Bundle,
+}
+
+impl Agent {
+    /// Registers the agent of a VM with the nonce that the VM was made with.
+    pub async fn register(shard: &Shard, id: InstanceId) -> Self {
+        let key = new_key(shard.site.entropy.as_ref());
+        let nonce = shard.site.spec(id).bootstrap.nonce_jwt;
+        let answer = register_agent(shard, &nonce, &key).await.expect("a registration");
+        Self::from(id, key, &answer)
+    }
+
+    pub fn from(id: InstanceId, key: KeyPair, answer: &v1::RegisterClientResponse) -> Self {
+        let bundle = Bundle::parse(&answer.ca_bundle_pem).expect("a bundle");
+        Self { id, key: Arc::new(key), chain: answer.client_certificate_pem.clone(), bundle }
+    }
+
+    pub async fn dial(&self, address: &str) -> Result<Line, String> {
+        dial(address, tls(&self.bundle, Some((&self.chain, &self.key))), Ipv4Addr::LOCALHOST).await
+    }
+
+    /// A call on the agent port that has no effect: refused, or answered "not served".
+    pub async fn knock(&self, leader: &Leader) -> Status {
+        let line = self.dial(&leader.advertised.agent).await.expect("the agent port");
+        let mut client = AgentServiceClient::new(line.channel.clone());
+        match client.renew_certificate(v1::RenewCertificateRequest::default()).await {
+            Ok(_) => Status::ok("served"),
+            Err(status) => status,
+        }
+    }
+
+    /// Opens the report stream and sends the first report.
+    pub async fn report(&self, leader: &Leader) -> Reporting {
+        self.try_report(leader).await.expect("the agent port")
+    }
+
+    async fn try_report(&self, leader: &Leader) -> Result<Reporting, String> {
+        let line = self.dial(&leader.advertised.agent).await?;
+        Ok(Reporting::open(line, self.id).await)
+    }
+}
+
+pub fn report(id: InstanceId, kind: v1::ReportKind) -> v1::HealthReportRequest {
+    v1::HealthReportRequest {
+        instance_id: id.to_string(),
+        kind: kind.into(),
+        interval_ms: INTERVAL_MS,
+        ..v1::HealthReportRequest::default()
+    }
+}
+
+/// An open report stream.
+pub struct Reporting {
+    pub reports: mpsc::Sender<v1::HealthReportRequest>,
+    line: Line,
+    call: JoinSet<Result<(), Status>>,
+}
+
+impl Reporting {
+    pub async fn open(line: Line, id: InstanceId) -> Self {
+        let (reports, receiver) = mpsc::channel(16);
+        reports.send(report(id, v1::ReportKind::First)).await.expect("room for a report");
+        let mut client: AgentServiceClient<Channel> = AgentServiceClient::new(line.channel.clone());
+        let mut call = JoinSet::new();
+        call.spawn(async move { client.report_health(ReceiverStream::new(receiver)).await.map(|_| ()) });
+        Self { reports, line, call }
+    }
+
+    /// The connection breaks, as when the machine dies.
+    pub fn cut(&self) {
+        self.line.cut();
+    }
+
+    fn is_over(&mut self) -> bool {
+        self.call.try_join_next().is_some()
+    }
+
+    /// How the server ended the stream.
+    pub async fn end(mut self) -> Result<(), Status> {
+        let joined = tokio::time::timeout(super::LIMIT, self.call.join_next()).await.expect("the stream ends");
+        joined.expect("one call").expect("no panic")
+    }
+}
+
+/// Every VM that stands runs an agent, which reconnects when it is cut off. A VM that is gone takes its agent along.
+pub struct Fleet {
+    state: Arc<Mutex<State>>,
+    _task: JoinSet<()>,
+}
+
+struct State {
+    leader: Leader,
+    agents: BTreeMap<InstanceId, Agent>,
+    links: BTreeMap<InstanceId, Reporting>,
+    /// Kept away from the server.
+    away: BTreeSet<InstanceId>,
+    /// VMs whose agent never starts.
+    deaf: bool,
+}
+
+impl Fleet {
+    pub fn on(shard: &Shard) -> Self {
+        let state = Arc::new(Mutex::new(State {
+            leader: shard.leader.clone(),
+            agents: BTreeMap::new(),
+            links: BTreeMap::new(),
+            away: BTreeSet::new(),
+            deaf: false,
+        }));
+        let mut task = JoinSet::new();
+        let (site, shared) = (shard.site.clone(), state.clone());
+        task.spawn(async move {
+            loop {
+                step(&site, &shared).await;
+                tokio::time::sleep(Duration::from_millis(5)).await;
+            }
+        });
+        Self { state, _task: task }
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        lock(&self.state)
+    }
+
+    /// The shard has a new leader; everybody finds it.
+    pub fn follow(&self, shard: &Shard) {
+        self.state().leader = shard.leader.clone();
+    }
+
+    /// Breaks the connection of an agent and keeps it away.
+    pub fn cut(&self, id: InstanceId) {
+        let mut state = self.state();
+        state.away.insert(id);
+        if let Some(link) = state.links.remove(&id) {
+            link.cut();
+        }
+    }
+
+    pub fn back(&self, id: InstanceId) {
+        self.state().away.remove(&id);
+    }
+
+    /// VMs made from now on come up without an agent.
+    pub fn deafen(&self) {
+        self.state().deaf = true;
+    }
+
+    pub fn connected(&self) -> Vec<InstanceId> {
+        self.state().links.keys().copied().collect()
+    }
+
+    /// Waits until exactly these have an agent connected.
+    pub async fn is_whole(&self, site: &Site, n: usize) {
+        wait_for("every VM has a connected agent", || {
+            site.standing().len() == n && self.connected() == site.standing()
+        })
+        .await;
+    }
+}
+
+fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
+    state.lock().expect("no test panicked with it")
+}
+
+async fn step(site: &Site, state: &Mutex<State>) {
+    let standing = site.standing();
+    let (leader, wanted) = {
+        let mut state = lock(state);
+        let State { links, .. } = &mut *state;
+        links.retain(|id, link| {
+            let dead = !standing.contains(id);
+            if dead {
+                link.cut();
+            }
+            !dead && !link.is_over()
+        });
+        let wanted: Vec<_> = standing
+            .iter()
+            .filter(|id| !state.links.contains_key(id) && !state.away.contains(id))
+            .filter(|id| !state.deaf || state.agents.contains_key(id))
+            .map(|id| (*id, state.agents.get(id).cloned()))
+            .collect();
+        (state.leader.clone(), wanted)
+    };
+    for (id, agent) in wanted {
+        let agent = match agent {
+            Some(agent) => agent,
+            None => match enrol(site, &leader, id).await {
+                Some(agent) => agent,
+                None => continue,
+            },
+        };
+        let link = agent.try_report(&leader).await;
+        let mut state = lock(state);
+        state.agents.insert(id, agent);
+        if let Ok(link) = link
+            && !state.away.contains(&id)
+        {
+            state.links.insert(id, link);
+        }
+    }
+}
+
+async fn enrol(site: &Site, leader: &Leader, id: InstanceId) -> Option<Agent> {
+    let bootstrap = site.cloud.vms().into_iter().find(|vm| vm.instance == Some(id))?.spec?.bootstrap;
+    let bundle = Bundle::parse(bootstrap.ca_bundle_pem.as_bytes()).expect("a bundle");
+    let line = dial(&leader.advertised.registration, tls(&bundle, None), Ipv4Addr::LOCALHOST).await.ok()?;
+    let mut client = v1::registration_service_client::RegistrationServiceClient::new(line.channel.clone());
+    let key = new_key(site.entropy.as_ref());
+    let answer = client.register_agent(request(&bootstrap.nonce_jwt, &key)).await.ok()?;
+    Some(Agent::from(id, key, answer.get_ref()))
+}
