@@ -106,6 +106,14 @@ impl Reporting {
         self.call.try_join_next().is_some()
     }
 
+    /// Says that nothing more will come, and waits for the answer.
+    pub async fn half_close(self) -> Result<(), Status> {
+        let Self { reports, line, call } = self;
+        drop(reports);
+        let (reports, _) = mpsc::channel(1);
+        Self { reports, line, call }.end().await
+    }
+
     /// How the server ended the stream.
     pub async fn end(mut self) -> Result<(), Status> {
         let joined = tokio::time::timeout(super::LIMIT, self.call.join_next()).await.expect("the stream ends");
