@@ -1,6 +1,8 @@
 //! The server is killed hard, again and again, while its group grows from nothing to twenty and shrinks to five.
 //! Afterwards there are exactly the wanted processes, each with one record, and nothing else.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
 use std::{
     collections::{BTreeMap, BTreeSet},
     fs,

@@ -1,5 +1,7 @@
 //! The S3 adapter passes the same contract as every other store, over the wire, against the embedded server.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
 use std::sync::{
     Arc,
     atomic::{AtomicU32, Ordering},

@@ -3,6 +3,8 @@
 //! `tests/baseline.txt` lists every field and enum value as `message.field = number type`. A line may be added, none
 //! may change or vanish. `UPDATE_EXPECT=1` adds the new ones.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
 use std::collections::BTreeMap;
 
 use prost_types::{DescriptorProto, EnumDescriptorProto, FileDescriptorSet};

@@ -134,12 +134,15 @@ pub fn start(term: &Arc<Term>, planned: Planned) {
             spawn(term, group, instance, move |term, _| async move { forget(&term, instance).await });
         }
         Action::Adopt { vm } => {
-            let term = term.clone();
-            term.tasks.clone().spawn("adopt", async move { adopt(&term, &group, vm.instance).await });
+            judge(term, group, vm.instance, move |term, group| async move { adopt(&term, &group, vm.instance).await });
         }
         Action::TerminateOrphan { vm } => {
-            let term = term.clone();
-            term.tasks.clone().spawn("orphan", async move { terminate_orphan(&term, &group, &vm).await });
+            judge(
+                term,
+                group,
+                vm.instance,
+                move |term, group| async move { terminate_orphan(&term, &group, &vm).await },
+            );
         }
         // No provider of this build has load balancers that a group could name yet.
         Action::LbRegister { lb, instance } | Action::LbDeregister { lb, instance } => {
@@ -160,8 +163,39 @@ where
     let term = term.clone();
     term.tasks.clone().spawn("action", async move {
         let outcome = effect(term.clone(), group.clone()).await;
+        if outcome.is_err() {
+            // Busy until the next try is due: not every action waits for `next_attempt_at`, and none may spin.
+            let attempts = term.world.lock().entries.get(&instance).map_or(0, |entry| entry.attempts);
+            pause(&term, retry_wait(&term, attempts + 1)).await;
+        }
         finish(&term, &group, instance, outcome);
     });
+}
+
+/// Runs the judgement of a VM without a record, once at a time.
+fn judge<F, Fut>(term: &Arc<Term>, group: GroupRef, instance: InstanceId, effect: F)
+where
+    F: FnOnce(Arc<Term>, GroupRef) -> Fut + Send + 'static,
+    Fut: Future<Output = ()> + Send + 'static,
+{
+    if !term.world.lock().group(&group).judging.insert(instance) {
+        return;
+    }
+    let term = term.clone();
+    term.tasks.clone().spawn("judge", async move {
+        effect(term.clone(), group.clone()).await;
+        term.world.lock().group(&group).judging.remove(&instance);
+        term.wake(&group);
+    });
+}
+
+/// Waits, unless the term ends.
+async fn pause(term: &Term, wait: Duration) {
+    tokio::select! {
+        biased;
+        () = term.tasks.token().cancelled() => {}
+        () = tokio::time::sleep(wait) => {}
+    }
 }
 
 fn finish(term: &Arc<Term>, group: &GroupRef, instance: InstanceId, outcome: Result<(), ExecError>) {
@@ -301,17 +335,25 @@ async fn adopt(term: &Arc<Term>, group: &GroupRef, instance: InstanceId) {
         Err(error) => {
             tracing::warn!(%group, %instance, error = %Chain(&error), "VM not adopted, the next listing tries again");
             // The candidate stays uncertain until then, so nothing is made in its place.
-            tokio::select! {
-                biased;
-                () = term.tasks.token().cancelled() => return,
-                () = tokio::time::sleep(Duration::from_secs(1)) => {}
-            }
+            pause(term, Duration::from_secs(1)).await;
         }
     }
-    term.wake(group);
 }
 
 async fn terminate_orphan(term: &Arc<Term>, group: &GroupRef, vm: &VmRef) {
+    // The store has the last word on whether it has a record: memory may have missed a late write of our predecessor.
+    match term.shared.records.read_instance(&group.tenant, &vm.instance).await {
+        Ok(None) => {}
+        Ok(Some(record)) => {
+            term.commit(record);
+            return;
+        }
+        Err(error) => {
+            tracing::warn!(%group, instance = %vm.instance, error = %Chain(&error), "orphan not judged yet");
+            pause(term, Duration::from_secs(1)).await;
+            return;
+        }
+    }
     let ended = async {
         let deleted = term.shared.provider.delete(term.guard.permit()?, vm, DeleteHow::Now).await;
         deleted.map_err(ExecError::Provider)?;
@@ -325,12 +367,7 @@ async fn terminate_orphan(term: &Arc<Term>, group: &GroupRef, vm: &VmRef) {
         }
         Err(error) => {
             tracing::warn!(%group, instance = %vm.instance, error = %Chain(&error), "orphan not ended, tried again");
-            tokio::select! {
-                biased;
-                () = term.tasks.token().cancelled() => return,
-                () = tokio::time::sleep(Duration::from_secs(1)) => {}
-            }
+            pause(term, Duration::from_secs(1)).await;
         }
     }
-    term.wake(group);
 }

@@ -58,6 +58,8 @@ pub struct GroupState {
     pub runtime_hash: String,
     pub members: BTreeSet<InstanceId>,
     pub candidates: BTreeMap<InstanceId, Vm>,
+    /// Candidates whose adoption or end is under way.
+    pub judging: BTreeSet<InstanceId>,
     pub blocks: BTreeMap<BlockKind, Block>,
     pub victims: Vec<InstanceId>,
     pub etag: String,
@@ -90,6 +92,7 @@ impl Default for GroupState {
             runtime_hash: String::new(),
             members: BTreeSet::new(),
             candidates: BTreeMap::new(),
+            judging: BTreeSet::new(),
             blocks: BTreeMap::new(),
             victims: Vec::new(),
             etag: String::new(),

@@ -79,7 +79,7 @@ pub(super) fn begin(term: &Arc<Term>, group: &GroupRef, reason: CreateReason, pr
         delete: None,
         adopted_at: None,
     };
-    state.insert(Facts::Intent(Box::new(instance.clone())), now);
+    state.insert(Facts::Intent(instance.clone()), now);
     let Some(entry) = state.entries.get_mut(&id) else { return };
     entry.busy = Some(Busy::Creating);
     let writing = entry.writing.clone();

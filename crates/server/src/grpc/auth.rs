@@ -69,7 +69,7 @@ impl Auth {
         let Some(peer) = &info.peer else {
             return Err(Refusal::unauthenticated("CERT_INVALID", "this port asks for a client certificate"));
         };
-        let peer = peer.as_ref().as_ref().map_err(|error| refuse(error))?;
+        let peer = peer.as_ref().as_ref().map_err(refuse)?;
         peer.check_validity(self.term.shared.clock.now()).map_err(|error| refuse(&error))?;
         let caller = match (&self.port, &peer.name) {
             (Port::Agent, PeerName::Agent { instance, tenant }) => {

@@ -21,8 +21,11 @@ const REMEMBERED: Duration = Duration::from_secs(300);
 
 #[derive(Default)]
 pub struct Operators {
-    known: Mutex<BTreeMap<(Tenant, OperatorId), (Mono, Versioned<OperatorRecord>)>>,
+    known: Mutex<BTreeMap<(Tenant, OperatorId), Remembered>>,
 }
+
+/// A record and when it was read.
+type Remembered = (Mono, Versioned<OperatorRecord>);
 
 impl Operators {
     /// Checks an operator's certificate against its live record.

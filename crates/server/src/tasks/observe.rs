@@ -125,6 +125,8 @@ fn apply(term: &Arc<Term>, instance: InstanceId, answer: Described) {
         Described::Vm(vm) => (vm.seen, Some(*vm)),
         // A fresh VM may be invisible to its own provider for a while: then "not found" is no proof.
         Described::NotFound if never_seen && now.since(created_at) < visibility => (Seen::Unknown, None),
+        // Nobody has confirmed that it was ever made: a create may still be on its way.
+        Described::NotFound if phase == Phase::Pending => (Seen::Unknown, None),
         Described::NotFound => (Seen::Gone, None),
         Described::Unknown(error) => {
             tracing::warn!(%instance, error = %Chain(&error), "VM not described");

@@ -15,7 +15,7 @@ use super::{RETURN_GRACE, State};
 
 /// Facts in memory are what was committed, except for an intent whose write is still on its way.
 pub enum Facts {
-    Intent(Box<Instance>),
+    Intent(Instance),
     Durable(Versioned<Instance>),
 }
 
@@ -27,6 +27,9 @@ impl Facts {
         }
     }
 }
+
+/// What is left of a machine that was preempted without being told a deadline.
+const PREEMPT: Duration = Duration::from_secs(25);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct StreamId(pub u64);
@@ -166,13 +169,17 @@ impl Entry {
     }
 
     pub fn health(&self, state: &State, now: Timestamp) -> Health {
-        if self.instance().registration.is_none() {
+        // A machine that was adopted without its agent's word is waited for like one that was lost: it had its time to
+        // register before we knew of it.
+        if self.instance().registration.is_none() && self.instance().adopted_at.is_none() {
             return Health::Starting;
         }
         if let Some(notice) = &self.link.notice
             && is_terminal(&notice.action)
         {
-            return Health::Terminating { noticed_at: notice.at, deadline: notice.deadline };
+            // Google tells no deadline and gives 30 s.
+            let preempted = (notice.action == "preempt").then(|| notice.at.plus(PREEMPT));
+            return Health::Terminating { noticed_at: notice.at, deadline: notice.deadline.or(preempted) };
         }
         let late = self.deadline().filter(|deadline| *deadline <= now);
         if self.link.stream.is_some() {
@@ -194,7 +201,7 @@ impl Entry {
 
     /// The next moment at which time alone changes this agent's health.
     pub fn next_health_change(&self, state: &State, now: Timestamp) -> Option<Timestamp> {
-        if self.phase() != Phase::Running {
+        if !self.is_awaited() {
             return None;
         }
         let lost = if self.link.stream.is_none() { self.lost_since(state) } else { None };
@@ -207,9 +214,15 @@ impl Entry {
             return due <= now;
         }
         // A loss or silence nobody has looked into yet.
-        self.phase() == Phase::Running
+        self.is_awaited()
             && matches!(self.health(state, now), Health::Lost { .. } | Health::Silent { .. })
             && self.seen_at.is_none_or(|at| at < self.trouble_since(state))
+    }
+
+    /// Whether its agent is expected to be there.
+    fn is_awaited(&self) -> bool {
+        let adopted = self.phase() == Phase::Provisioning && self.instance().adopted_at.is_some();
+        self.phase() == Phase::Running || adopted
     }
 
     fn trouble_since(&self, state: &State) -> Timestamp {

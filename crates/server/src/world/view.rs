@@ -1,16 +1,19 @@
 //! From memory to the planner's snapshot: pure reading, no decision.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use nstance_core::{
     group::Desired,
     ids::{GroupRef, InstanceId},
-    instance::Ownership,
+    instance::{Drain, Ownership},
     snapshot::{Brake, Candidate, CreateWindow, DrainView, Failures, GroupView, InstanceView, ShardView, Snapshot},
     time::Timestamp,
 };
 
 use super::{Entry, GroupState, State, World};
+
+/// How long a new leader waits for acknowledgements of drains it inherited, from the opening of its ports on.
+const FAILOVER_ALLOWANCE: Duration = Duration::from_secs(10);
 
 impl World {
     /// The snapshot of one group for its worker, or of the whole shard.
@@ -91,6 +94,16 @@ fn window(state: &State, it: &GroupState, now: Timestamp) -> CreateWindow {
     }
 }
 
+/// A drain that began before this term gets a moment more: an acknowledgement may be on its way to the new leader.
+fn delete_at(state: &State, drain: &Drain) -> Timestamp {
+    match state.agents_since {
+        Some(since) if drain.started_at < since && drain.acked_at.is_none() && drain.started_at < drain.deadline => {
+            drain.deadline.max(since.plus(FAILOVER_ALLOWANCE))
+        }
+        _ => drain.deadline,
+    }
+}
+
 fn instance_view(state: &State, entry: &Entry, now: Timestamp) -> InstanceView {
     let instance = entry.instance();
     InstanceView {
@@ -110,7 +123,7 @@ fn instance_view(state: &State, entry: &Entry, now: Timestamp) -> InstanceView {
         drain: instance.open_drain().map(|drain| DrainView {
             reason: drain.reason,
             started_at: drain.started_at,
-            delete_at: drain.deadline,
+            delete_at: delete_at(state, drain),
             acked: drain.acked_at.is_some(),
         }),
         delete_requested_at: instance.delete.as_ref().map(|delete| delete.requested_at),
