@@ -14,7 +14,7 @@ use crate::{
     layout::Layout,
     logs,
     records::{self, RunFile},
-    render::Size,
+    render::{self, Size},
     s3::{S3Options, S3Server},
     status::{self, Form},
     stop, stored, up,
@@ -209,11 +209,14 @@ fn env(layout: &Layout) -> anyhow::Result<ExitCode> {
     for (name, value) in stored::variables(port, "dev-cli") {
         println!("export {name}='{value}'");
     }
-    println!("export NSTANCE_STORAGE='s3'");
-    println!("export NSTANCE_BUCKET='{}'", stored::BUCKET);
+    // As the admin tool names them: each of its flags has a variable.
+    println!("export NSTANCE_TEMP_DIR='{}'", layout.dir().display());
     println!("export NSTANCE_IDENTITY_DIR='{}'", layout.identity().display());
+    println!("export NSTANCE_STORAGE='s3'");
+    println!("export NSTANCE_STORAGE_BUCKET='{}'", stored::BUCKET);
+    println!("export NSTANCE_SHARD='{}'", render::shard());
     if let Some(operator) = RunFile::read(layout, records::SERVER).and_then(|it| it.port("operator")) {
-        println!("export NSTANCE_SERVERS='127.0.0.1:{operator}'");
+        println!("export NSTANCE_SERVERS='{}=127.0.0.1:{operator}'", render::shard());
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -57,13 +57,37 @@ pub(crate) async fn obtain(
 ) -> anyhow::Result<Arc<ClientConfig>> {
     let ca = stored::read_ca(store).await?.context("the cluster has no CA yet; its server makes it")?;
     let records = records(store);
+    if let Ok(kept) = kept(layout, &ca, &records).await {
+        return Ok(kept);
+    }
+    // Two commands at once would mix up their keys and certificates.
+    let _lock = lock(&layout.identity()).await.context("lock the operator identity")?;
     match kept(layout, &ca, &records).await {
-        Ok(identity) => Ok(identity),
+        Ok(kept) => Ok(kept),
         Err(why) => {
             tracing::debug!(why = format!("{why:#}"), "operator identity is made anew");
             make(layout, store, config, &records).await.context("make an operator identity")
         }
     }
+}
+
+/// Held by whoever makes an identity; given up when dropped.
+async fn lock(dir: &Path) -> io::Result<fs::File> {
+    if !dir.is_dir() {
+        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
+    }
+    let file = fs::File::options().create(true).append(true).mode(0o600).open(dir.join(".lock"))?;
+    let locked = async {
+        loop {
+            match file.try_lock() {
+                Ok(()) => return Ok(()),
+                Err(fs::TryLockError::WouldBlock) => tokio::time::sleep(Duration::from_millis(20)).await,
+                Err(fs::TryLockError::Error(error)) => return Err(error),
+            }
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), locked).await.map_err(|_| io::ErrorKind::TimedOut)??;
+    Ok(file)
 }
 
 /// Forgets the kept identity, because the server refused it.
@@ -149,9 +173,6 @@ async fn make(
 
 /// The certificate last: without it the rest is not used.
 fn keep(dir: &Path, ca: &str, key: &KeyPair, issued: &Issued) -> io::Result<()> {
-    if !dir.is_dir() {
-        fs::DirBuilder::new().recursive(true).mode(0o700).create(dir)?;
-    }
     let certificate = dir.join("identity.crt");
     if certificate.exists() {
         fs::remove_file(&certificate)?;

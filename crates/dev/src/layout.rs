@@ -39,8 +39,7 @@ impl Layout {
                     dir.display()
                 );
             }
-            let marker = layout.dir.join(MARKER);
-            fs::write(&marker, MARKER_TEXT).with_context(|| format!("write {}", marker.display()))?;
+            layout.mark()?;
         }
         for dir in [layout.run(), layout.logs(), layout.cache(), layout.bucket(), layout.instances()] {
             fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
@@ -69,6 +68,11 @@ impl Layout {
     /// Whether the marker is there; nothing else lets `clean` remove the directory.
     pub fn is_marked(&self) -> bool {
         self.dir.join(MARKER).is_file()
+    }
+
+    pub(crate) fn mark(&self) -> anyhow::Result<()> {
+        let marker = self.dir.join(MARKER);
+        fs::write(&marker, MARKER_TEXT).with_context(|| format!("write {}", marker.display()))
     }
 
     fn stranger(&self) -> io::Result<Option<String>> {

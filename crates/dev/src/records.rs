@@ -70,6 +70,11 @@ impl RunFile {
         write().with_context(|| format!("record {} in {}", self.name, path.display()))
     }
 
+    /// Writes it again if somebody removed it: without it `down` would not know of us.
+    pub(crate) fn keep(&self, layout: &Layout) -> anyhow::Result<()> {
+        if path(layout, &self.name).exists() { Ok(()) } else { self.write(layout) }
+    }
+
     pub(crate) fn read(layout: &Layout, name: &str) -> Option<Self> {
         read(&path(layout, name))
     }

@@ -124,17 +124,17 @@ pub(crate) async fn run(args: UpArgs) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// One supervisor per directory.
+/// One supervisor per directory, even if somebody removed its lock.
 fn sole(layout: &Layout) -> anyhow::Result<File> {
+    if let Some(up) = records::supervisor(layout) {
+        bail!(detach::already(layout, &up));
+    }
     let path = layout.run().join("up.lock");
     let file = File::options().create(true).append(true).open(&path);
     let file = file.with_context(|| format!("open {}", path.display()))?;
     match file.try_lock() {
         Ok(()) => Ok(file),
-        Err(TryLockError::WouldBlock) => match records::supervisor(layout) {
-            Some(up) => bail!(detach::already(layout, &up)),
-            None => bail!("another `nstance-dev up` is starting in {}", layout.shown()),
-        },
+        Err(TryLockError::WouldBlock) => bail!("another `nstance-dev up` is starting in {}", layout.shown()),
         Err(TryLockError::Error(error)) => Err(error).with_context(|| format!("lock {}", path.display())),
     }
 }
@@ -428,6 +428,9 @@ impl Up {
                 note = server.next(layout) => show.note(&note),
                 Some(event) = feed.events.recv() => show.event(&event),
                 _ = ticks.tick() => {
+                    if let Err(error) = keep_recorded(layout, &self.record, &[store, server]) {
+                        show.note(&format!("records not kept: {error:#}"));
+                    }
                     let picture = feed.picture.borrow_and_update().clone();
                     show.draw(layout, picture.as_ref());
                 }
@@ -491,6 +494,15 @@ impl Up {
             self.steps.say(&line);
         }
     }
+}
+
+/// People remove what they find; what tells us from strangers is put back while we run.
+fn keep_recorded(layout: &Layout, up: &RunFile, slots: &[&mut Slot]) -> anyhow::Result<()> {
+    if !layout.is_marked() {
+        layout.mark()?;
+    }
+    let components = slots.iter().filter_map(|slot| slot.component()).map(|it| &it.record);
+    components.chain([up]).try_for_each(|record| record.keep(layout))
 }
 
 async fn ended(slot: &mut Option<Slot>) -> Option<String> {

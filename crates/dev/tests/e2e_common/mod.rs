@@ -1,5 +1,6 @@
 //! One environment per test: own directory, own ports, real processes. However a test ends, nothing of it stays.
 #![allow(dead_code, reason = "each test binary uses its own part")]
+#![allow(clippy::unwrap_used, reason = "a helper that fails is a failed test")]
 
 use std::{
     collections::BTreeSet,
@@ -15,10 +16,10 @@ use serde_json::Value;
 use tempfile::TempDir;
 use tokio::process::{Child, Command};
 
-pub const DEV: &str = env!("CARGO_BIN_EXE_nstance-dev");
+pub(crate) const DEV: &str = env!("CARGO_BIN_EXE_nstance-dev");
 
 /// Nothing here takes a tenth of this on a machine that has nothing else to do.
-pub const PATIENCE: Duration = Duration::from_secs(90);
+pub(crate) const PATIENCE: Duration = Duration::from_secs(90);
 const PERIOD: Duration = Duration::from_millis(50);
 
 /// The server and the agent must be there, as new as their sources. `make test` builds them first; whoever runs one test
@@ -70,7 +71,7 @@ fn newest(crates: &Path) -> Option<SystemTime> {
     newest
 }
 
-pub struct Env {
+pub(crate) struct Env {
     temp: TempDir,
     /// Processes seen so far that must not outlive the test, beside those that are recorded.
     foreground: Vec<Process>,
@@ -92,26 +93,26 @@ impl Drop for Env {
 }
 
 impl Env {
-    pub fn new() -> Self {
+    pub(crate) fn new() -> Self {
         binaries();
         Self { temp: TempDir::new().unwrap(), foreground: Vec::new() }
     }
 
-    pub fn dir(&self) -> PathBuf {
+    pub(crate) fn dir(&self) -> PathBuf {
         self.temp.path().join("temp")
     }
 
-    pub fn instances(&self) -> PathBuf {
+    pub(crate) fn instances(&self) -> PathBuf {
         self.dir().join("instances")
     }
 
-    pub fn recorded(&self, component: &str) -> Option<Process> {
+    pub(crate) fn recorded(&self, component: &str) -> Option<Process> {
         let bytes = fs::read(self.dir().join("run").join(format!("{component}.json"))).ok()?;
         serde_json::from_slice(&bytes).ok()
     }
 
     /// Runs a command to its end, within the patience.
-    pub async fn dev(&self, args: &[&str]) -> Output {
+    pub(crate) async fn dev(&self, args: &[&str]) -> Output {
         let child = self.command(args).stdout(Stdio::piped()).stderr(Stdio::piped()).spawn().unwrap();
         tokio::time::timeout(PATIENCE, child.wait_with_output())
             .await
@@ -127,26 +128,26 @@ impl Env {
     }
 
     /// What a command says if it succeeds.
-    pub async fn ok(&self, args: &[&str]) -> String {
+    pub(crate) async fn ok(&self, args: &[&str]) -> String {
         let output = self.dev(args).await;
         let text = text(&output);
         assert!(output.status.success(), "nstance-dev {args:?}: {text}\n{}", self.logs());
         text
     }
 
-    pub async fn fails(&self, args: &[&str]) -> String {
+    pub(crate) async fn fails(&self, args: &[&str]) -> String {
         let output = self.dev(args).await;
         let text = text(&output);
         assert!(!output.status.success(), "nstance-dev {args:?} was to fail: {text}");
         text
     }
 
-    pub async fn up(&self, args: &[&str]) -> String {
+    pub(crate) async fn up(&self, args: &[&str]) -> String {
         self.ok(&[&["up", "--detach", "--port-base", "0"], args].concat()).await
     }
 
     /// `up` without a terminal, as a child of ours.
-    pub async fn up_in_foreground(&mut self, args: &[&str]) -> Child {
+    pub(crate) async fn up_in_foreground(&mut self, args: &[&str]) -> Child {
         let log = fs::File::create(self.temp.path().join("foreground.log")).unwrap();
         let args = [&["up", "--port-base", "0"], args].concat();
         let child = self.command(&args).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
@@ -154,13 +155,13 @@ impl Env {
         child
     }
 
-    pub async fn status(&self) -> Value {
+    pub(crate) async fn status(&self) -> Value {
         let output = self.dev(&["status", "--json"]).await;
         serde_json::from_slice(&output.stdout).unwrap_or(Value::Null)
     }
 
     /// Waits until the status is as wanted, and answers it.
-    pub async fn until(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
+    pub(crate) async fn until(&self, what: &str, holds: impl Fn(&Value) -> bool) -> Value {
         let mut last = Value::Null;
         let wait = async {
             loop {
@@ -177,17 +178,17 @@ impl Env {
         last
     }
 
-    pub async fn healthy(&self) -> Value {
+    pub(crate) async fn healthy(&self) -> Value {
         self.until("all healthy", |status| status["healthy"] == true).await
     }
 
     /// Every process that was started for an instance.
-    pub async fn agents(&self) -> Vec<Process> {
+    pub(crate) async fn agents(&self) -> Vec<Process> {
         power::agents(&self.instances()).await.unwrap()
     }
 
     /// Waits until exactly these many agents run.
-    pub async fn until_agents(&self, n: usize) {
+    pub(crate) async fn until_agents(&self, n: usize) {
         let wait = async {
             while self.agents().await.len() != n {
                 tokio::time::sleep(PERIOD).await;
@@ -199,7 +200,7 @@ impl Env {
     }
 
     /// Supervisor, store, server and agents that run now.
-    pub async fn processes(&self) -> Vec<Process> {
+    pub(crate) async fn processes(&self) -> Vec<Process> {
         let components = ["up", "dev-s3", "server-1"].iter().filter_map(|name| self.recorded(name));
         components.chain(self.agents().await).filter(|it| it.lives()).collect()
     }
@@ -216,27 +217,27 @@ impl Env {
     }
 }
 
-pub fn text(output: &Output) -> String {
+pub(crate) fn text(output: &Output) -> String {
     format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr))
 }
 
-pub fn ids(status: &Value) -> BTreeSet<String> {
+pub(crate) fn ids(status: &Value) -> BTreeSet<String> {
     let instances = status["instances"].as_array().cloned().unwrap_or_default();
     instances.iter().filter_map(|it| Some(it["id"].as_str()?.to_owned())).collect()
 }
 
-pub fn group(status: &Value) -> [i64; 3] {
+pub(crate) fn group(status: &Value) -> [i64; 3] {
     let group = &status["shards"][0]["groups"][0];
     ["size", "actual", "ready"].map(|field| group[field].as_i64().unwrap_or(-1))
 }
 
-pub fn signal(process: &Process, signal: rustix::process::Signal) {
+pub(crate) fn signal(process: &Process, signal: rustix::process::Signal) {
     let pid = rustix::process::Pid::from_raw(i32::try_from(process.pid).unwrap()).unwrap();
     assert!(process.lives(), "{process:?} is to be signalled and is gone");
     rustix::process::kill_process(pid, signal).unwrap();
 }
 
 /// Waits for the end of a process we started ourselves.
-pub async fn exit(child: &mut Child) -> std::process::ExitStatus {
+pub(crate) async fn exit(child: &mut Child) -> std::process::ExitStatus {
     tokio::time::timeout(PATIENCE, child.wait()).await.expect("it does not end").unwrap()
 }
