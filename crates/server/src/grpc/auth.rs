@@ -66,11 +66,11 @@ pub struct Auth {
 
 impl Auth {
     async fn authorise(&self, info: &ConnInfo) -> Result<Caller, Refusal> {
-        let Some(peer) = &info.peer else {
+        let Some(leaf) = &info.leaf else {
             return Err(Refusal::unauthenticated("CERT_INVALID", "this port asks for a client certificate"));
         };
-        let peer = peer.as_ref().as_ref().map_err(refuse)?;
-        peer.check_validity(self.term.shared.clock.now()).map_err(|error| refuse(&error))?;
+        // Usage and time before words: one who is merely late is told so, whatever else its certificate says.
+        let peer = Peer::accept(leaf, self.term.shared.clock.now()).map_err(|error| refuse(&error))?;
         let caller = match (&self.port, &peer.name) {
             (Port::Agent, PeerName::Agent { instance, tenant }) => {
                 Caller::Agent { instance: *instance, tenant: tenant.clone(), peer: peer.clone() }

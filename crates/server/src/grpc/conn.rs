@@ -12,7 +12,6 @@ use std::{
     time::Duration,
 };
 
-use nstance_identity::peer::{Peer, PeerError};
 use nstance_rt::tasks::Tasks;
 use rustls::ServerConfig;
 use tokio::{
@@ -29,8 +28,9 @@ use tonic::transport::server::Connected;
 #[derive(Clone)]
 pub struct ConnInfo {
     pub remote: SocketAddr,
-    /// `None` where no client certificate is asked for.
-    pub peer: Option<Arc<Result<Peer, PeerError>>>,
+    /// The certificate that was shown, proved to be of our CA; `None` where none is asked for. What it says is judged
+    /// at each call, for one that was good at the handshake may have run out since.
+    pub leaf: Option<Arc<[u8]>>,
     /// Cancelled the moment the socket ends.
     pub closed: CancellationToken,
 }
@@ -206,11 +206,6 @@ async fn handshake(
     let tls = tokio::time::timeout(limits.handshake, acceptor.accept(watched))
         .await
         .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no TLS handshake in time"))??;
-    let peer = tls
-        .get_ref()
-        .1
-        .peer_certificates()
-        .and_then(|chain| chain.first())
-        .map(|leaf| Arc::new(Peer::from_der(leaf.as_ref())));
-    Ok(Conn { tls, info: ConnInfo { remote, peer, closed }, _place: place })
+    let leaf = tls.get_ref().1.peer_certificates().and_then(|chain| chain.first()).map(|leaf| Arc::from(leaf.as_ref()));
+    Ok(Conn { tls, info: ConnInfo { remote, leaf, closed }, _place: place })
 }
