@@ -10,9 +10,9 @@ use std::{sync::Arc, time::Duration};
 
 use nstance_core::{
     ids::{GroupRef, InstanceId},
-    instance::{Delete, Drain, Instance},
+    instance::{Delete, Drain, Instance, Phase},
     plan::{Action, DeleteReason, Planned},
-    ports::provider::{DeleteHow, ProviderError, VmRef},
+    ports::provider::{DeleteHow, ProviderError, Vm, VmRef},
     snapshot::{BlockKind, Busy},
     term::LeaseStalled,
 };
@@ -23,6 +23,7 @@ use crate::{
     events::{Reason, Tell},
     tasks::observe::{observe_call, provider_failed},
     term::{Term, UpdateError},
+    world::{Entry, Facts},
 };
 
 /// Who decided, in facts that name a person or us.
@@ -223,6 +224,35 @@ fn finish(term: &Arc<Term>, group: &GroupRef, instance: InstanceId, outcome: Res
 fn retry_wait(term: &Term, attempts: u32) -> Duration {
     let bound = Duration::from_secs(1).saturating_mul(2_u32.saturating_pow(attempts.saturating_sub(1)));
     Duration::from_millis(500) + jitter(term.shared.entropy.as_ref(), bound.min(Duration::from_secs(60)))
+}
+
+/// VMs were shown whose create nobody answered: their records learn of them, and with that the creates are over. The
+/// same request again would say so too, but a successor that listens elsewhere cannot make the same request.
+pub fn confirm_shown(term: &Arc<Term>, vms: Vec<Vm>) {
+    for vm in vms {
+        let id = vm.vm.instance;
+        let group = {
+            let state = term.world.lock();
+            let open = state.entries.get(&id).filter(|entry| is_unconfirmed(entry) && entry.busy.is_none());
+            open.map(|entry| entry.instance().group.clone())
+        };
+        let Some(group) = group else { continue };
+        spawn(term, group, id, move |term, group| async move {
+            create::confirm(&term, id, &vm, term.now()).await?;
+            let provider_id = vm.vm.provider_id.unwrap_or_default();
+            let told =
+                Tell::instance(Reason::InstanceCreated, &group, id, "provider shows it").detail("vm", provider_id);
+            term.tell(told);
+            Ok(())
+        });
+    }
+}
+
+/// Its intent is durable, and whether there is a VM the record does not say.
+pub fn is_unconfirmed(entry: &Entry) -> bool {
+    matches!(entry.facts, Facts::Durable(_))
+        && entry.instance().provider.confirmed_at.is_none()
+        && matches!(entry.phase(), Phase::Pending | Phase::Provisioning | Phase::Running | Phase::Draining)
 }
 
 /// Writes the durable word first, then asks the provider, then has somebody look until the end is proved.

@@ -248,7 +248,7 @@ fn ambiguous(term: &Arc<Term>, group: &GroupRef, id: InstanceId) {
     term.wake(group);
 }
 
-async fn confirm(term: &Arc<Term>, id: InstanceId, vm: &Vm, now: Timestamp) -> Result<(), ExecError> {
+pub(super) async fn confirm(term: &Arc<Term>, id: InstanceId, vm: &Vm, now: Timestamp) -> Result<(), ExecError> {
     term.update(id, |it| {
         if it.provider.confirmed_at.is_some() {
             return None;
@@ -392,8 +392,10 @@ fn react(term: &Arc<Term>, group: &GroupRef, id: InstanceId, error: &ProviderErr
         ErrorClass::Capacity => (BlockKind::NoCapacity, 15, 120),
         ErrorClass::Quota => (BlockKind::Quota, 30, 300),
         ErrorClass::Auth => (BlockKind::ProviderAuth, 15, 120),
-        ErrorClass::Invalid | ErrorClass::NotFound => (BlockKind::InvalidRequest, 600, 600),
-        ErrorClass::Throttled => (BlockKind::BackingOff, 1, 8),
+        ErrorClass::Invalid => (BlockKind::InvalidRequest, 600, 600),
+        // Not found is what became of an earlier try: it made the VM, and the VM is gone. The next id knows nothing
+        // of that.
+        ErrorClass::Throttled | ErrorClass::NotFound => (BlockKind::BackingOff, 1, 8),
         // The provider as a whole is held, and its probe ends that.
         ErrorClass::Unavailable | ErrorClass::Ambiguous => return,
     };

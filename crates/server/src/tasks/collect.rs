@@ -15,6 +15,7 @@ use nstance_rt::chain::Chain;
 
 use crate::{
     events::{Reason, Tell},
+    exec,
     tasks::observe::{observe_call, provider_failed, provider_works},
     term::Term,
     world::is_dead,
@@ -83,6 +84,7 @@ fn apply(term: &Arc<Term>, listing: Listing, asked_at: nstance_core::time::Times
     let complete = listing.missing.is_none();
     let mut foreign = Vec::new();
     let mut looks = Vec::new();
+    let mut unconfirmed = Vec::new();
     {
         let mut state = term.world.lock();
         let mut shown = BTreeSet::<InstanceId>::new();
@@ -103,6 +105,9 @@ fn apply(term: &Arc<Term>, listing: Listing, asked_at: nstance_core::time::Times
                         }
                     }
                     state.observe(id, vm.seen, Some(&vm), now);
+                    if state.entries.get(&id).is_some_and(exec::is_unconfirmed) {
+                        unconfirmed.push(vm);
+                    }
                 }
                 continue;
             }
@@ -144,6 +149,7 @@ fn apply(term: &Arc<Term>, listing: Listing, asked_at: nstance_core::time::Times
         let message = format!("VM {} has incomplete tags and is not touched", vm.vm.instance);
         term.tell(Tell::shard(Reason::ForeignVm, message));
     }
+    exec::confirm_shown(term, unconfirmed);
     term.observer.look(looks);
     term.wake_all();
 }

@@ -18,6 +18,7 @@ use tokio::sync::Notify;
 
 use crate::{
     events::{Reason, Tell},
+    exec,
     metrics::CallLabels,
     term::Term,
     world::is_dead,
@@ -125,8 +126,8 @@ fn apply(term: &Arc<Term>, instance: InstanceId, answer: Described) {
         Described::Vm(vm) => (vm.seen, Some(*vm)),
         // A fresh VM may be invisible to its own provider for a while: then "not found" is no proof.
         Described::NotFound if never_seen && now.since(created_at) < visibility => (Seen::Unknown, None),
-        // Nobody has confirmed that it was ever made: a create may still be on its way.
-        Described::NotFound if phase == Phase::Pending => (Seen::Unknown, None),
+        // Nobody has confirmed that it was ever made, nor seen it: a create may still be on its way.
+        Described::NotFound if never_seen && phase == Phase::Pending => (Seen::Unknown, None),
         Described::NotFound => (Seen::Gone, None),
         Described::Unknown(error) => {
             tracing::warn!(%instance, error = %Chain(&error), "VM not described");
@@ -152,6 +153,7 @@ fn apply(term: &Arc<Term>, instance: InstanceId, answer: Described) {
         let message = format!("provider shows the VM {}", seen.as_str());
         term.tell(Tell::instance(Reason::InstanceDead, &group, instance, message));
     }
+    exec::confirm_shown(term, vm.into_iter().collect());
     term.wake(&group);
 }
 
