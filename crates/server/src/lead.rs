@@ -169,7 +169,6 @@ pub async fn run(
             held = follow(&shared, &keeper, &cache) => held,
         };
         lead(tasks, &shared, &applied, &cache, &keeper, held, served).await;
-        served.send_modify(|served| served.leader = None);
         shared.metrics.leading.set(0);
         if stop.is_cancelled() {
             return;
@@ -264,6 +263,7 @@ async fn lead(
     };
     // From here on no effect starts. Then the lease is freed, so that a successor need not wait for what follows.
     term.guard.close();
+    served.send_modify(|served| served.leader = None);
     shared.vitals.set_role(if stop.is_cancelled() { Role::Stopping } else { Role::Following }, term.epoch());
     tracing::info!(epoch = %term.epoch(), why, "term ends");
     release(shared, keeper, held).await;
@@ -404,7 +404,7 @@ async fn restore(term: &Arc<Term>, vanished: Vec<nstance_store::Versioned<nstanc
 }
 
 /// Renews the lease until it is lost. Answers why.
-async fn keep(shared: &Shared, keeper: &LeaseKeeper, held: &mut Held, term: &Term) -> String {
+async fn keep(shared: &Shared, keeper: &LeaseKeeper, held: &mut Held, term: &Arc<Term>) -> String {
     let mut wait = keeper.timing().renew_interval;
     loop {
         tokio::time::sleep(wait).await;
@@ -417,6 +417,7 @@ async fn keep(shared: &Shared, keeper: &LeaseKeeper, held: &mut Held, term: &Ter
                     shared.vitals.set_role(Role::Leading, held.epoch());
                     shared.vitals.set_serving(true);
                     term.want_listing();
+                    term.wake_all();
                 }
                 wait = keeper.timing().renew_interval;
             }

@@ -265,6 +265,7 @@ impl State {
                 let interval = self.health_check_interval;
                 self.entries.insert(id, Entry::new(facts, interval, now));
                 let it = self.group(&group);
+                it.created.retain(|at| now.since(*at) < window);
                 if counts_as_create && now.since(created_at) < window {
                     it.created.push_back(created_at);
                     it.created.make_contiguous().sort_unstable();
@@ -314,6 +315,14 @@ pub fn is_dead(seen: Seen) -> bool {
 }
 
 impl GroupState {
+    /// Takes a create out of the runaway window: it was refused, or never sent. Only what was accepted, or may have
+    /// been, counts there.
+    pub fn uncount(&mut self, created_at: Timestamp) {
+        if let Some(at) = self.created.iter().position(|it| *it == created_at) {
+            self.created.remove(at);
+        }
+    }
+
     /// Notes a reason not to create. The same one again only moves its end.
     pub fn block(&mut self, kind: BlockKind, message: impl Into<String>, now: Timestamp, until: Option<Timestamp>) {
         let block = self.blocks.entry(kind).or_insert_with(|| Block {

@@ -114,7 +114,9 @@ async fn make(
             let now = term.now();
             let mut state = term.world.lock();
             state.remove(id);
-            state.group(group).block(BlockKind::InvalidRequest, message, now, Some(now.plus(INVALID)));
+            let it = state.group(group);
+            it.uncount(instance.created_at);
+            it.block(BlockKind::InvalidRequest, message, now, Some(now.plus(INVALID)));
             return;
         }
     };
@@ -135,7 +137,11 @@ async fn make(
             match term.shared.provider.reserve(id).await {
                 Ok(reserved) => instance.provider.reserved_id = reserved,
                 Err(error) => {
-                    term.world.lock().remove(id);
+                    {
+                        let mut state = term.world.lock();
+                        state.remove(id);
+                        state.group(group).uncount(instance.created_at);
+                    }
                     react(term, group, id, &error);
                     return;
                 }
@@ -221,6 +227,9 @@ async fn settle(term: &Arc<Term>, group: &GroupRef, id: InstanceId, created: Res
                     Some(Instance { create_failure: Some(failure), ..it.clone() })
                 })
                 .await;
+            if let Ok(failed) = &failed {
+                term.world.lock().group(group).uncount(failed.created_at);
+            }
             react(term, group, id, &error);
             finish(term, group, id, failed.map(|_| ()).map_err(ExecError::Update));
         }
@@ -374,9 +383,21 @@ async fn forget_unwritten(term: &Arc<Term>, instance: &Instance) -> Option<Versi
             () = tokio::time::sleep(backoff.next(term.shared.entropy.as_ref())) => {}
         }
     }
-    term.world.lock().remove(instance.id);
+    let now = term.now();
+    let mut state = term.world.lock();
+    state.remove(instance.id);
+    let it = state.group(&instance.group);
+    it.uncount(instance.created_at);
+    // What kept the intent from being written may still be there.
+    let until = now.plus(UNWRITTEN);
+    if it.blocks.get(&BlockKind::BackingOff).is_none_or(|block| block.until.is_some_and(|its| its < until)) {
+        it.block(BlockKind::BackingOff, "intent of a create was not written", now, Some(until));
+    }
     None
 }
+
+/// The pause after a create that left no trace.
+const UNWRITTEN: Duration = Duration::from_millis(500);
 
 const INVALID: Duration = Duration::from_secs(600);
 

@@ -7,7 +7,7 @@ use nstance_core::{
     check::check,
     group::Desired,
     ids::GroupRef,
-    plan::{Hold, counts, plan},
+    plan::{Hold, HoldKind, counts, plan},
     snapshot::Snapshot,
     time::Timestamp,
 };
@@ -21,6 +21,9 @@ use crate::{
 };
 
 const RESYNC: Duration = Duration::from_secs(30);
+
+/// While nothing may be done, what is due is looked at no oftener than this.
+const STALLED: Duration = Duration::from_millis(500);
 
 pub async fn work(term: Arc<Term>, group: GroupRef, wake: Arc<Notify>) {
     let token = term.tasks.token().clone();
@@ -42,13 +45,27 @@ fn pass(term: &Arc<Term>, group: &GroupRef) -> Duration {
     term.observer.look(due);
     let started = term.world.clock().monotonic();
     let (snapshot, now) = term.world.snapshot(Some(group));
-    let plan = plan(&snapshot, now);
+    let mut plan = plan(&snapshot, now);
     for violation in check(&snapshot, &plan, now) {
         // The checker is a second opinion: it is told, not obeyed, for either of the two may be wrong.
         term.shared.metrics.plan_violations.inc();
         tracing::error!(%group, ?violation, "plan breaks an invariant, please report this");
     }
     term.shared.metrics.plan_seconds.observe(term.world.clock().monotonic().since(started).as_secs_f64());
+    // Without the lease nothing would be let through; beginning it all the same only makes noise, and intents that
+    // never were. Whoever renews the lease wakes us.
+    let stalled = !term.guard.is_open();
+    if stalled && !plan.actions.is_empty() {
+        plan.actions.clear();
+        plan.holds.push(Hold {
+            kind: HoldKind::LeaseStalled,
+            group: group.clone(),
+            instance: None,
+            message: "the lease is not renewed; effects are stopped until it is".to_owned(),
+            since: None,
+            until: None,
+        });
+    }
     tell_holds(term, group, &plan.holds);
     show(&term.shared.metrics, group, &snapshot, now);
     for planned in plan.actions {
@@ -56,7 +73,8 @@ fn pass(term: &Arc<Term>, group: &GroupRef) -> Duration {
     }
     let wake_at = [plan.wake_at, term.world.next_look(group)].into_iter().flatten().min();
     // Never zero: a moment that is already past was acted on in this very pass.
-    wake_at.map_or(RESYNC, |at| at.since(now)).clamp(Duration::from_millis(1), RESYNC)
+    let next = wake_at.map_or(RESYNC, |at| at.since(now)).clamp(Duration::from_millis(1), RESYNC);
+    if stalled { next.max(STALLED) } else { next }
 }
 
 /// Tells which holds began and which ended since the last pass.
@@ -80,7 +98,6 @@ fn tell_holds(term: &Term, group: &GroupRef, holds: &[Hold]) {
 
 /// Holds that are the ordinary course of things would only drown the others.
 fn hold_is_told(hold: &Hold) -> bool {
-    use nstance_core::plan::HoldKind;
     !matches!(hold.kind, HoldKind::InProgress | HoldKind::WaitingForDrain | HoldKind::WaitingForReplacement)
 }
 
