@@ -49,7 +49,7 @@ use crate::{
     lead::{self, Candidate},
     metrics::Metrics,
     service::{
-        config::{self, Applied, LastGood},
+        config::{self, Applied, ConfigError, LastGood},
         register::logged,
     },
     term::{Advertised, Shared},
@@ -221,7 +221,7 @@ impl Boot {
         let last_good = LastGood::new(&parts.cachedir, &parts.shard);
         let health = self.first_health_port(&last_good).await;
         self.qualified().await?;
-        let applied = self.config(&last_good).await?;
+        let (applied, rejected) = self.config(&last_good).await?;
         let server = &applied.config.server;
         self.health_port(health, &applied).await?;
         // Bound for the life of the process: while it is, no other server can be bound here, so one that finds the
@@ -276,6 +276,10 @@ impl Boot {
             Tell::shard(Reason::ConfigApplied, format!("config {} in force", applied.key))
                 .detail("etag", &applied.etag),
         );
+        if let Some(rejected) = &rejected {
+            let message = format!("{}", Chain(rejected));
+            shared.events.tell(parts.clock.now(), Epoch(0), Tell::shard(Reason::ConfigRejected, message));
+        }
         renew_own_certificate(&self.tasks, shared.clone());
         lead::run(&self.tasks, shared, Arc::new(applied), cache, candidate, &self.served).await;
         drop(election);
@@ -367,7 +371,8 @@ impl Boot {
         outcome.map_err(|error| End::Fatal(error.into()))
     }
 
-    async fn config(&self, last_good: &LastGood) -> Result<Applied, End> {
+    /// The config in force, and what is wrong with the stored one if it is not that.
+    async fn config(&self, last_good: &LastGood) -> Result<(Applied, Option<ConfigError>), End> {
         let parts = &self.parts;
         let fetch = || async {
             let fetched = config::fetch(parts.store.as_ref(), last_good, &parts.shard, parts.clock.now()).await?;
@@ -375,11 +380,11 @@ impl Boot {
         };
         let (applied, failure) = self.until("config", fetch).await?;
         self.vitals.set_config(&applied.etag.0, applied.stale);
-        if let Some(failure) = failure {
-            tracing::error!(error = %Chain(&failure), "stored config is not usable, the last good one stays in force");
-            self.vitals.problem("config", format!("{}", Chain(&failure)));
+        if let Some(failure) = &failure {
+            tracing::error!(error = %Chain(failure), "stored config is not usable, the last good one stays in force");
+            self.vitals.problem("config", format!("{}", Chain(failure)));
         }
-        Ok(applied)
+        Ok((applied, failure))
     }
 
     async fn cache(&self, applied: &Applied) -> Result<Arc<Cache>, End> {

@@ -34,6 +34,13 @@ struct State {
     problems: BTreeMap<&'static str, String>,
 }
 
+impl State {
+    /// Whether a problem keeps this server from leading. A config that is only old does not.
+    fn is_hindered(&self) -> bool {
+        self.problems.keys().any(|part| *part != "config" || !self.config_stale)
+    }
+}
+
 pub struct Vitals(Mutex<State>);
 
 impl Default for Vitals {
@@ -125,7 +132,7 @@ impl Vitals {
 
     pub fn ready(&self) -> Ready {
         self.with(|state| Ready {
-            ready: state.loaded && state.problems.is_empty() && state.role != Role::Stopping,
+            ready: state.loaded && !state.is_hindered() && state.role != Role::Stopping,
             leader: matches!(state.role, Role::Leading | Role::Stalled),
             role: state.role,
             epoch: state.epoch.0,
