@@ -62,12 +62,12 @@ impl Agent {
 
     /// Opens the report stream and sends the first report.
     pub async fn report(&self, leader: &Leader) -> Reporting {
-        self.try_report(leader).await.expect("the agent port")
+        self.try_report(leader, INTERVAL_MS).await.expect("the agent port")
     }
 
-    async fn try_report(&self, leader: &Leader) -> Result<Reporting, String> {
+    async fn try_report(&self, leader: &Leader, interval_ms: u32) -> Result<Reporting, String> {
         let line = self.dial(&leader.advertised.agent).await?;
-        Ok(Reporting::open(line, self.id).await)
+        Ok(Reporting::open(line, self.id, interval_ms).await)
     }
 }
 
@@ -88,9 +88,10 @@ pub struct Reporting {
 }
 
 impl Reporting {
-    pub async fn open(line: Line, id: InstanceId) -> Self {
+    pub async fn open(line: Line, id: InstanceId, interval_ms: u32) -> Self {
         let (reports, receiver) = mpsc::channel(16);
-        reports.send(report(id, v1::ReportKind::First)).await.expect("room for a report");
+        let first = v1::HealthReportRequest { interval_ms, ..report(id, v1::ReportKind::First) };
+        reports.send(first).await.expect("room for a report");
         let mut client: AgentServiceClient<Channel> = AgentServiceClient::new(line.channel.clone());
         let mut call = JoinSet::new();
         call.spawn(async move { client.report_health(ReceiverStream::new(receiver)).await.map(|_| ()) });
@@ -134,17 +135,31 @@ struct State {
     /// Kept away from the server.
     away: BTreeSet<InstanceId>,
     /// VMs whose agent never starts.
-    deaf: bool,
+    deaf: BTreeSet<InstanceId>,
+    interval_ms: u32,
 }
 
 impl Fleet {
     pub fn on(shard: &Shard) -> Self {
+        Self::reporting_every(shard, INTERVAL_MS)
+    }
+
+    /// Only of VMs that do not stand yet: the others never come to life.
+    pub fn on_new(shard: &Shard) -> Self {
+        let fleet = Self::on(shard);
+        fleet.state().deaf.extend(shard.site.standing());
+        fleet
+    }
+
+    /// The interval is what agents tell; they send one report each.
+    pub fn reporting_every(shard: &Shard, interval_ms: u32) -> Self {
         let state = Arc::new(Mutex::new(State {
             leader: shard.leader.clone(),
             agents: BTreeMap::new(),
             links: BTreeMap::new(),
             away: BTreeSet::new(),
-            deaf: false,
+            deaf: BTreeSet::new(),
+            interval_ms,
         }));
         let mut task = JoinSet::new();
         let (site, shared) = (shard.site.clone(), state.clone());
@@ -179,11 +194,6 @@ impl Fleet {
         self.state().away.remove(&id);
     }
 
-    /// VMs made from now on come up without an agent.
-    pub fn deafen(&self) {
-        self.state().deaf = true;
-    }
-
     pub fn connected(&self) -> Vec<InstanceId> {
         self.state().links.keys().copied().collect()
     }
@@ -203,7 +213,7 @@ fn lock(state: &Mutex<State>) -> MutexGuard<'_, State> {
 
 async fn step(site: &Site, state: &Mutex<State>) {
     let standing = site.standing();
-    let (leader, wanted) = {
+    let (leader, interval_ms, wanted) = {
         let mut state = lock(state);
         let State { links, .. } = &mut *state;
         links.retain(|id, link| {
@@ -216,10 +226,10 @@ async fn step(site: &Site, state: &Mutex<State>) {
         let wanted: Vec<_> = standing
             .iter()
             .filter(|id| !state.links.contains_key(id) && !state.away.contains(id))
-            .filter(|id| !state.deaf || state.agents.contains_key(id))
+            .filter(|id| !state.deaf.contains(id))
             .map(|id| (*id, state.agents.get(id).cloned()))
             .collect();
-        (state.leader.clone(), wanted)
+        (state.leader.clone(), state.interval_ms, wanted)
     };
     for (id, agent) in wanted {
         let agent = match agent {
@@ -229,7 +239,7 @@ async fn step(site: &Site, state: &Mutex<State>) {
                 None => continue,
             },
         };
-        let link = agent.try_report(&leader).await;
+        let link = agent.try_report(&leader, interval_ms).await;
         let mut state = lock(state);
         state.agents.insert(id, agent);
         if let Ok(link) = link
