@@ -1,5 +1,7 @@
 //! Registration over real sockets: one nonce, one key, and a typed refusal for everything else.
 
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
 mod common;
 
 use std::{net::Ipv4Addr, time::Duration};

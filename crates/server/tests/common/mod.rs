@@ -7,6 +7,7 @@
 #![allow(dead_code, unreachable_pub, reason = "every test file is a crate of its own and uses its own part of this")]
 
 pub mod fleet;
+pub mod meddler;
 pub mod operator;
 pub mod wire;
 

@@ -1,0 +1,70 @@
+//! A store with one fault, chosen by key: what a bucket does that is only partly there, or not safe at all.
+
+use std::sync::{Arc, Mutex};
+
+use async_trait::async_trait;
+use nstance_core::ports::objects::{Condition, ETag, Listed, Object, ObjectStore, StoreError, StoreFault, Unavailable};
+
+pub struct Meddler {
+    inner: Arc<dyn ObjectStore>,
+    /// Reads of keys and lists of prefixes that contain this find no connection.
+    unreadable: Mutex<Option<String>>,
+    /// An update of a missing key is taken for a create.
+    careless: bool,
+}
+
+impl Meddler {
+    pub fn new(inner: Arc<dyn ObjectStore>) -> Self {
+        Self { inner, unreadable: Mutex::default(), careless: false }
+    }
+
+    pub fn careless(inner: Arc<dyn ObjectStore>) -> Self {
+        Self { careless: true, ..Self::new(inner) }
+    }
+
+    pub fn hide(&self, part_of_key: Option<&str>) {
+        *self.unreadable.lock().expect("no panic") = part_of_key.map(str::to_owned);
+    }
+
+    fn check(&self, op: &'static str, key: &str) -> Result<(), StoreError> {
+        let unreadable = self.unreadable.lock().expect("no panic");
+        if unreadable.as_ref().is_some_and(|part| key.contains(part)) {
+            let fault = StoreFault::Unavailable(Unavailable::Network);
+            return Err(StoreError::new(op, key, fault, "no connection"));
+        }
+        Ok(())
+    }
+}
+
+#[async_trait]
+impl ObjectStore for Meddler {
+    async fn get(&self, key: &str) -> Result<Object, StoreError> {
+        self.check("get", key)?;
+        self.inner.get(key).await
+    }
+
+    async fn get_if_changed(&self, key: &str, etag: &ETag) -> Result<Option<Object>, StoreError> {
+        self.check("get", key)?;
+        self.inner.get_if_changed(key, etag).await
+    }
+
+    async fn put(&self, key: &str, body: Vec<u8>, condition: Condition) -> Result<ETag, StoreError> {
+        let missing = self.careless
+            && matches!(condition, Condition::Match(_))
+            && self.inner.get(key).await.is_err_and(|error| error.is_not_found());
+        self.inner.put(key, body, if missing { Condition::Create } else { condition }).await
+    }
+
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        self.inner.delete(key).await
+    }
+
+    async fn list(&self, prefix: &str) -> Result<Vec<Listed>, StoreError> {
+        self.check("list", prefix)?;
+        self.inner.list(prefix).await
+    }
+
+    fn describe(&self) -> String {
+        "meddled memory".to_owned()
+    }
+}
