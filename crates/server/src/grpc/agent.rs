@@ -1,6 +1,6 @@
 //! Port 8994.
 
-use std::{pin::Pin, sync::Arc, time::Duration};
+use std::{pin::Pin, sync::Arc};
 
 use nstance_proto::v1::{self, agent_service_server::AgentService};
 use tokio_stream::Stream;
@@ -8,9 +8,6 @@ use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::{auth::Caller, conn::ConnInfo, status::Refusal};
 use crate::{service::health::Session, term::Term};
-
-/// A stream that ended on a living connection may be reopened for this long before its agent counts as lost.
-const REOPEN: Duration = Duration::from_secs(2);
 
 pub struct Agents {
     pub term: Arc<Term>,
@@ -33,7 +30,7 @@ impl AgentService for Agents {
         };
         let closed = request.extensions().get::<ConnInfo>().map(|info| info.closed.clone()).unwrap_or_default();
         let mut reports = request.into_inner();
-        let Some(session) = Session::open(&self.term, *instance) else {
+        let Some(session) = Session::open(&self.term, *instance, closed.clone()) else {
             return Err(Refusal::denied("INSTANCE_DELETED", format!("instance {instance} is gone")).into());
         };
         let left = peer.not_after.plus(nstance_identity::peer::LEEWAY).since(self.term.shared.clock.now());
@@ -44,10 +41,7 @@ impl AgentService for Agents {
             // Biased: what ends the stream is looked at before what it says.
             tokio::select! {
                 biased;
-                () = closed.cancelled() => {
-                    session.end();
-                    return Err(Status::unavailable("connection ended"));
-                }
+                () = closed.cancelled() => return Err(Status::unavailable("connection ended")),
                 () = stop.cancelled() => {
                     return Err(Refusal::unavailable("LEADER_CHANGED", "this server leads no more; reconnect").into());
                 }
@@ -72,17 +66,7 @@ impl AgentService for Agents {
                     }
                     // Half-closed: it says that it goes, and waits for our answer.
                     Ok(None) => return Ok(Response::new(())),
-                    Err(status) => {
-                        tokio::select! {
-                            biased;
-                            () = closed.cancelled() => {}
-                            () = session.superseded.cancelled() => {}
-                            () = stop.cancelled() => {}
-                            () = tokio::time::sleep(REOPEN) => {}
-                        }
-                        session.end();
-                        return Err(status);
-                    }
+                    Err(status) => return Err(status),
                 },
             }
         }

@@ -22,31 +22,42 @@ use crate::{
 /// An agent that announced its own restart is expected back for this long before anybody looks.
 const LEAVE_GRACE: Duration = Duration::from_secs(30);
 
+/// A stream that ended on a living connection may be reopened for this long before its agent counts as lost.
+const REOPEN: Duration = Duration::from_secs(2);
+
 /// One open report stream.
 pub struct Session {
-    term: Arc<Term>,
-    group: GroupRef,
-    instance: InstanceId,
-    stream: StreamId,
+    stream: Stream,
     /// A newer stream of the same instance took over.
     pub superseded: CancellationToken,
     /// The instance is gone.
     pub cut: CancellationToken,
-    ended: bool,
+    /// The connection ended.
+    closed: CancellationToken,
+}
+
+/// Which stream of which instance.
+#[derive(Clone)]
+struct Stream {
+    term: Arc<Term>,
+    group: GroupRef,
+    instance: InstanceId,
+    id: StreamId,
 }
 
 impl Session {
-    /// Opens the stream of an instance, superseding an older one. `None` if the instance is not known any more.
-    pub fn open(term: &Arc<Term>, instance: InstanceId) -> Option<Self> {
+    /// Opens the stream of an instance on a connection that tells its end by `closed`, superseding an older one. `None`
+    /// if the instance is not known any more.
+    pub fn open(term: &Arc<Term>, instance: InstanceId, closed: CancellationToken) -> Option<Self> {
         let now = term.now();
         let superseded = CancellationToken::new();
         let mut state = term.world.lock();
-        let stream = StreamId(state.next_stream);
+        let id = StreamId(state.next_stream);
         state.next_stream += 1;
         let health = state.entries.get(&instance).map(|entry| entry.health(&state, now));
         let entry = state.entries.get_mut(&instance)?;
         let group = entry.instance().group.clone();
-        let was_open = entry.link.stream.replace(stream).is_some();
+        let was_open = entry.link.stream.replace(id).is_some();
         if let Some(older) = entry.link.superseded.replace(superseded.clone()) {
             older.cancel();
         }
@@ -65,20 +76,22 @@ impl Session {
         if matches!(health, Some(Health::Lost { .. } | Health::Silent { .. })) {
             term.tell(Tell::instance(Reason::InstanceRecovered, &group, instance, "agent is back"));
         }
-        Some(Self { term: term.clone(), group, instance, stream, superseded, cut, ended: false })
+        let stream = Stream { term: term.clone(), group, instance, id };
+        Some(Self { stream, superseded, cut, closed })
     }
 
     /// Takes a report in. Whatever is urgent comes first; a bad field never ends the stream.
     pub fn report(&self, report: &v1::HealthReportRequest) {
-        let now = self.term.now();
-        self.term.shared.metrics.reports.inc();
+        let Stream { term, group, instance, id } = &self.stream;
+        let now = term.now();
+        term.shared.metrics.reports.inc();
         let mut wake = false;
         let mut told = None;
         {
-            let mut state = self.term.world.lock();
-            let Some(entry) = state.entries.get_mut(&self.instance) else { return };
+            let mut state = term.world.lock();
+            let Some(entry) = state.entries.get_mut(instance) else { return };
             let link = &mut entry.link;
-            if link.stream != Some(self.stream) {
+            if link.stream != Some(*id) {
                 return;
             }
             if let Some(notice) = &report.termination_notice {
@@ -96,30 +109,49 @@ impl Session {
             }
         }
         if let Some((reason, message)) = told {
-            self.term.tell(Tell::instance(reason, &self.group, self.instance, message));
+            term.tell(Tell::instance(reason, group, *instance, message));
         }
         if wake {
-            self.term.wake(&self.group);
+            term.wake(group);
         }
     }
+}
 
-    /// The stream is over. Marks the agent lost, unless a newer stream took over or the term ends anyway.
-    pub fn end(mut self) {
-        self.finish();
-    }
-
-    fn finish(&mut self) {
-        if std::mem::replace(&mut self.ended, true) {
+impl Drop for Session {
+    /// The stream is over, for whatever reason; also its handler being dropped in the middle is one. A connection that
+    /// still stands gives the agent a moment to open the next stream.
+    fn drop(&mut self) {
+        let stream = self.stream.clone();
+        if self.closed.is_cancelled() || stream.term.tasks.is_stopping() {
+            stream.end();
             return;
         }
-        let (now, mono) = (self.term.now(), self.term.world.clock().monotonic());
+        let (closed, stop) = (self.closed.clone(), stream.term.tasks.token().clone());
+        let scope = stream.term.tasks.clone();
+        scope.spawn("reopen", async move {
+            tokio::select! {
+                biased;
+                () = closed.cancelled() => {}
+                () = stop.cancelled() => {}
+                () = tokio::time::sleep(REOPEN) => {}
+            }
+            stream.end();
+        });
+    }
+}
+
+impl Stream {
+    /// Marks the agent lost, unless a newer stream took over or the term ends anyway.
+    fn end(self) {
+        let Self { term, group, instance, id } = self;
+        let (now, mono) = (term.now(), term.world.clock().monotonic());
         let look = {
-            let mut state = self.term.world.lock();
-            let Some(entry) = state.entries.get_mut(&self.instance) else {
-                self.term.shared.metrics.agents_connected.dec();
+            let mut state = term.world.lock();
+            let Some(entry) = state.entries.get_mut(&instance) else {
+                term.shared.metrics.agents_connected.dec();
                 return;
             };
-            if entry.link.stream != Some(self.stream) {
+            if entry.link.stream != Some(id) {
                 return; // superseded: the newer one counts now
             }
             entry.link.stream = None;
@@ -136,20 +168,14 @@ impl Session {
                 Some(entry.vm_ref())
             }
         };
-        self.term.shared.metrics.agents_connected.dec();
-        if self.term.tasks.is_stopping() {
+        term.shared.metrics.agents_connected.dec();
+        if term.tasks.is_stopping() {
             return;
         }
         // The look first: an event is told to people, who are slower than a provider.
-        self.term.observer.look(look.into_iter().collect());
-        self.term.tell(Tell::instance(Reason::InstanceLost, &self.group, self.instance, "report stream ended"));
-        self.term.wake(&self.group);
-    }
-}
-
-impl Drop for Session {
-    fn drop(&mut self) {
-        self.finish();
+        term.observer.look(look.into_iter().collect());
+        term.tell(Tell::instance(Reason::InstanceLost, &group, instance, "report stream ended"));
+        term.wake(&group);
     }
 }
 
