@@ -8,7 +8,7 @@ use std::{net::Ipv4Addr, time::Duration};
 
 use common::{
     Shard, assert_refused,
-    fleet::{Agent, Reporting, report},
+    fleet::{Agent, INTERVAL_MS, Reporting, report},
     operator::{self, Operator},
     shard_id, tenant, wait_for, wait_until,
     wire::{Line, dial, new_key, register_agent, tls},
@@ -200,6 +200,60 @@ async fn a_newer_stream_supersedes_the_older() {
     assert_eq!(operator.health(agent.id).await, "healthy");
     assert!(operator.events("InstanceLost").is_empty(), "a reconnect is no loss");
     drop(newer);
+}
+
+#[tokio::test]
+async fn a_stream_reopened_on_its_connection_is_no_loss() {
+    let (shard, agent) = one_agent().await;
+    let operator = Operator::on(&shard).await;
+    let mut stream = agent.report(&shard.leader).await;
+    for _ in 0..5 {
+        wait_until("the report is seen", async || operator.health(agent.id).await == "healthy").await;
+        stream = Reporting::open(stream.abandon(), agent.id, INTERVAL_MS).await;
+    }
+    wait_until("the last is seen", async || operator.health(agent.id).await == "healthy").await;
+    assert!(operator.events("InstanceLost").is_empty());
+    assert_eq!(shard.server.metrics.agents_connected.get(), 1);
+    stream.cut();
+    operator.hears_of("InstanceLost", agent.id).await;
+    wait_for("nobody is connected", || shard.server.metrics.agents_connected.get() == 0).await;
+}
+
+#[tokio::test]
+async fn a_report_storm_plans_nothing() {
+    let (shard, agent) = one_agent().await;
+    let stream = agent.report(&shard.leader).await;
+    wait_for("the first report", || shard.server.metrics.reports.get() == 1).await;
+    let plans = || {
+        let text = shard.server.metrics.text();
+        let line = text.lines().find(|line| line.starts_with("nstance_plan_seconds_count")).unwrap().to_owned();
+        line.rsplit(' ').next().unwrap().parse::<u64>().unwrap()
+    };
+    let before = plans();
+    for _ in 0..3000 {
+        stream.reports.send(report(agent.id, v1::ReportKind::Periodic)).await.unwrap();
+    }
+    wait_for("all reports", || shard.server.metrics.reports.get() == 3001).await;
+    assert!(plans() < before + 10, "{before} plans before, {} after", plans());
+}
+
+#[tokio::test]
+async fn two_operators_see_all_and_only_their_events() {
+    let shard = Shard::start_with(0, |config| {
+        config["tenants"] = serde_json::json!({ "other": {} });
+        config["groups"]["other"] = serde_json::json!({ "db": { "template": "knc", "size": 1 } });
+    })
+    .await;
+    let (first, second) = (Operator::on(&shard).await, Operator::on(&shard).await);
+    let theirs = Operator::of(&shard, "other".parse().unwrap()).await;
+    theirs.hears("InstanceCreated").await;
+    for operator in [&first, &second] {
+        operator.hears("LeaderAcquired").await;
+        assert!(operator.events("InstanceCreated").is_empty());
+        assert!(operator.instances().await.is_empty());
+    }
+    assert_eq!(theirs.instances().await.len(), 1);
+    assert_eq!(theirs.group("db").await.tenant, "other");
 }
 
 #[tokio::test]

@@ -125,6 +125,28 @@ async fn a_silent_agent_on_a_running_machine_is_replaced_and_drained() {
 }
 
 #[tokio::test]
+async fn a_machine_that_will_be_taken_away_is_replaced_first() {
+    let (shard, fleet, operator, ids) = whole(3).await;
+    fleet.notice(ids[0], "terminate").await;
+    fleet.notice(ids[1], "preempt").await;
+    fleet.notice(ids[2], "rebalance").await;
+    for id in &ids[..2] {
+        operator.hears_of("TerminationNotice", *id).await;
+        let drained = operator.hears_of("DrainStarted", *id).await;
+        assert!(drained.message.contains("spot-terminating"), "{}", drained.message);
+    }
+    wait_for("both replacements", || 5 <= n_creates(&shard)).await;
+    wait_until("the noticed are gone", async || {
+        !shard.site.standing().contains(&ids[0]) && !shard.site.standing().contains(&ids[1])
+    })
+    .await;
+    shard.site.assert_nothing_leaks().await;
+    let creates = shard.site.calls(Op::Create);
+    let deletes = shard.site.calls(Op::Delete);
+    assert!(creates[4].at <= deletes[0].at, "nobody went before its replacement was asked for");
+}
+
+#[tokio::test]
 async fn an_outage_of_the_provider_replaces_nobody() {
     let (shard, fleet, operator, ids) = whole(3).await;
     shard.site.cloud.outage(true);

@@ -4,12 +4,13 @@
 
 mod common;
 
-use std::{net::Ipv4Addr, time::Duration};
+use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 
 use common::{
-    Shard, assert_refused,
+    Shard, Site, assert_refused,
+    meddler::Meddler,
     operator::{self, Operator},
-    tenant, wait_until,
+    shard_id, tenant, wait_for, wait_until,
     wire::{new_key, register_agent, register_operator, registrar, request},
 };
 use data_encoding::BASE64URL_NOPAD;
@@ -25,6 +26,14 @@ use nstance_identity::{
     peer::{Peer, PeerName},
 };
 use nstance_proto::v1;
+use nstance_providers::fake::FakeOptions;
+use nstance_rt::entropy::SeededEntropy;
+use nstance_server::vitals::Role;
+use nstance_store::{
+    faulty::{FaultPlan, FaultyStore},
+    memory::MemoryStore,
+    records::instance_prefix,
+};
 use rustls::pki_types::{CertificateDer, pem::PemObject};
 use tonic::Code;
 
@@ -306,6 +315,83 @@ async fn used_nonce_is_refused_after_failover() {
     assert_refused(register_agent(&shard, &nonce, &theirs).await, Code::Unauthenticated, "NONCE_USED");
     assert_refused(register_operator(&shard, &operators, &theirs).await, Code::Unauthenticated, "NONCE_USED");
     register_agent(&shard, &nonce, &ours).await.expect("a lost answer costs nothing, whoever leads");
+}
+
+#[tokio::test]
+async fn an_agent_faster_than_its_record_waits_for_it() {
+    let bucket = Arc::new(Meddler::new(Arc::new(MemoryStore::new())));
+    let site = Site::on(bucket.clone(), FakeOptions::default());
+    bucket.hold(Some(&instance_prefix(&shard_id())));
+    let shard = Shard::start_on(site, 1, |_| {}).await;
+    wait_for("the VM stands", || shard.site.standing().len() == 1).await;
+    let id = shard.site.standing()[0];
+    assert!(shard.site.records().await.is_empty(), "its intent is not durable yet");
+    let (nonce, key) = (nonce(&shard, id), key(&shard));
+    let register = register_agent(&shard, &nonce, &key);
+    tokio::pin!(register);
+    let early = tokio::time::timeout(Duration::from_millis(300), &mut register).await;
+    assert!(early.is_err(), "it is neither accepted nor called unknown");
+    bucket.hold(None);
+    register.await.expect("accepted once the record is there");
+    assert_eq!(shard.site.phase(id).await, Some(Phase::Running));
+}
+
+#[tokio::test]
+async fn a_stalled_leader_issues_nothing() {
+    let store =
+        Arc::new(FaultyStore::new(Arc::new(MemoryStore::new()), Arc::new(SeededEntropy::new(5)), FaultPlan::default()));
+    let site = Site::on(store.clone(), FakeOptions::default());
+    let shard = Shard::start_on(site, 1, |config| {
+        config["server"]["leader_election"] =
+            serde_json::json!({ "ttl": "2s", "renew_interval": "400ms", "margin": "500ms" });
+    })
+    .await;
+    let id = shard.only_vm().await;
+    let nonce = nonce(&shard, id);
+    let (client, _line) = registrar(&shard, Ipv4Addr::LOCALHOST).await;
+    let logged = shard.site.certlog().await.len();
+    store.set_unreachable(true);
+    wait_for("the lease runs out", || shard.server.vitals.role() == Role::Stalled).await;
+    let answer = client.clone().register_agent(request(&nonce, &key(&shard))).await;
+    assert_refused(answer, Code::Unavailable, "LEASE_STALLED");
+    store.set_unreachable(false);
+    assert_eq!(shard.site.certlog().await.len(), logged);
+    assert_eq!(shard.site.phase(id).await, Some(Phase::Provisioning));
+    wait_for("the lease is renewed", || shard.server.vitals.role() == Role::Leading).await;
+    client.clone().register_agent(request(&nonce, &key(&shard))).await.expect("the retry is served");
+}
+
+#[tokio::test]
+async fn no_secret_is_in_any_record() {
+    let shard = Shard::start(2).await;
+    let ids = shard.vms(2).await;
+    let operator = Operator::on(&shard).await;
+    let keys: Vec<_> = ids.iter().map(|_| key(&shard)).collect();
+    for (id, key) in ids.iter().zip(&keys) {
+        register_agent(&shard, &nonce(&shard, *id), key).await.unwrap();
+        assert_refused(
+            register_agent(&shard, &nonce(&shard, *id), &operator.key).await,
+            Code::Unauthenticated,
+            "NONCE_USED",
+        );
+    }
+    let site = &shard.site;
+    let mut secrets: Vec<String> = ids.iter().map(|id| nonce(&shard, *id)).collect();
+    secrets.push("PRIVATE KEY".to_owned());
+    let mut seen = 0;
+    for listed in site.bucket.list("").await.unwrap() {
+        let body = site.bucket.get(&listed.key).await.unwrap().body;
+        let text = String::from_utf8_lossy(&body);
+        for secret in &secrets {
+            // The signature is what makes a nonce; the rest of it can be had from the record.
+            let telling = secret.rsplit('.').next().unwrap();
+            assert!(!text.contains(telling), "{} holds a secret", listed.key);
+        }
+        seen += 1;
+    }
+    assert!(10 < seen);
+    let told = format!("{:?}{:?}", operator.events("InstanceRegistered"), operator.events("NonceReplayed"));
+    assert!(secrets.iter().all(|secret| !told.contains(secret.rsplit('.').next().unwrap())));
 }
 
 #[tokio::test]

@@ -115,6 +115,11 @@ impl Reporting {
         Self { reports, line, call }.end().await
     }
 
+    /// Ends the stream but not its connection.
+    pub fn abandon(self) -> Line {
+        self.line
+    }
+
     /// How the server ended the stream.
     pub async fn end(mut self) -> Result<(), Status> {
         let joined = tokio::time::timeout(super::LIMIT, self.call.join_next()).await.expect("the stream ends");
@@ -192,6 +197,14 @@ impl Fleet {
 
     pub fn back(&self, id: InstanceId) {
         self.state().away.remove(&id);
+    }
+
+    /// An agent tells that its machine will be taken away.
+    pub async fn notice(&self, id: InstanceId, action: &str) {
+        let reports = self.state().links.get(&id).expect("a connected agent").reports.clone();
+        let notice = v1::TerminationNotice { action: action.to_owned(), ..v1::TerminationNotice::default() };
+        let report = v1::HealthReportRequest { termination_notice: Some(notice), ..report(id, v1::ReportKind::Notice) };
+        reports.send(report).await.expect("an open stream");
     }
 
     pub fn connected(&self) -> Vec<InstanceId> {

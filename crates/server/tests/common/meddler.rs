@@ -4,18 +4,21 @@ use std::sync::{Arc, Mutex};
 
 use async_trait::async_trait;
 use nstance_core::ports::objects::{Condition, ETag, Listed, Object, ObjectStore, StoreError, StoreFault, Unavailable};
+use tokio::sync::watch;
 
 pub struct Meddler {
     inner: Arc<dyn ObjectStore>,
     /// Reads of keys and lists of prefixes that contain this find no connection.
     unreadable: Mutex<Option<String>>,
+    /// Writes of keys that contain this wait until they are let through.
+    held: watch::Sender<Option<String>>,
     /// An update of a missing key is taken for a create.
     careless: bool,
 }
 
 impl Meddler {
     pub fn new(inner: Arc<dyn ObjectStore>) -> Self {
-        Self { inner, unreadable: Mutex::default(), careless: false }
+        Self { inner, unreadable: Mutex::default(), held: watch::Sender::new(None), careless: false }
     }
 
     pub fn careless(inner: Arc<dyn ObjectStore>) -> Self {
@@ -24,6 +27,11 @@ impl Meddler {
 
     pub fn hide(&self, part_of_key: Option<&str>) {
         *self.unreadable.lock().expect("no panic") = part_of_key.map(str::to_owned);
+    }
+
+    /// Holds writes back, or lets all of them through.
+    pub fn hold(&self, part_of_key: Option<&str>) {
+        self.held.send_replace(part_of_key.map(str::to_owned));
     }
 
     fn check(&self, op: &'static str, key: &str) -> Result<(), StoreError> {
@@ -49,6 +57,8 @@ impl ObjectStore for Meddler {
     }
 
     async fn put(&self, key: &str, body: Vec<u8>, condition: Condition) -> Result<ETag, StoreError> {
+        let free = |held: &Option<String>| !held.as_ref().is_some_and(|part| key.contains(part));
+        let _ = self.held.subscribe().wait_for(free).await;
         let missing = self.careless
             && matches!(condition, Condition::Match(_))
             && self.inner.get(key).await.is_err_and(|error| error.is_not_found());

@@ -7,7 +7,7 @@ use std::{
 };
 
 use nstance_core::{
-    ids::{InstanceId, OperatorId, uuid_v7},
+    ids::{InstanceId, OperatorId, Tenant, uuid_v7},
     ports::clock::random,
 };
 use nstance_identity::{
@@ -49,8 +49,13 @@ pub fn claims(site: &Site) -> OperatorNonce {
 impl Operator {
     /// Registers a new operator, connects it, and has it watch events from the first one of this epoch.
     pub async fn on(shard: &Shard) -> Self {
+        Self::of(shard, tenant()).await
+    }
+
+    /// The same for another tenant.
+    pub async fn of(shard: &Shard, tenant: Tenant) -> Self {
         let key = new_key(shard.site.entropy.as_ref());
-        let claims = claims(&shard.site);
+        let claims = OperatorNonce { tenant, ..claims(&shard.site) };
         let nonce = sign_operator_nonce(&shard.site.nonce_key().await, &claims);
         let answer = register_operator(shard, &nonce, &key).await.expect("a registration");
         let chain = answer.client_certificate_pem;
