@@ -10,7 +10,7 @@ use nstance_rt::{
 };
 
 use crate::{
-    detach, kill,
+    bench, detach, kill,
     layout::Layout,
     logs,
     records::{self, RunFile},
@@ -44,6 +44,9 @@ enum Command {
     Kill(KillArgs),
     /// Start again what `kill --no-restart` left down
     Heal(DirArg),
+    /// Measure, in an environment of its own
+    #[command(subcommand)]
+    Bench(BenchCommand),
     /// Run the object store alone, in the foreground
     S3(S3Args),
     /// Print the environment's variables as export lines
@@ -125,6 +128,22 @@ pub(crate) struct KillArgs {
     pub(crate) no_wait: bool,
 }
 
+#[derive(Debug, Subcommand)]
+enum BenchCommand {
+    /// How long after a kill the create call of the replacement begins
+    Replacement {
+        /// Size of the group
+        #[arg(long, default_value_t = 8)]
+        size: u32,
+        /// Agents to kill, one after the other
+        #[arg(long, default_value_t = 20)]
+        kills: u32,
+        /// Exit with 1 if the 99th percentile is above this
+        #[arg(long, value_name = "MS")]
+        max_p99_ms: Option<f64>,
+    },
+}
+
 #[derive(Debug, Args)]
 struct S3Args {
     /// Holds the bucket's objects as files
@@ -175,6 +194,9 @@ async fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Kill(args) => kill::run(&Layout::open(&args.dir)?, &args).await,
         Command::Heal(DirArg { dir }) => kill::heal(&Layout::open(&dir)?).map(|()| ExitCode::SUCCESS),
+        Command::Bench(BenchCommand::Replacement { size, kills, max_p99_ms }) => {
+            bench::replacement(size, kills, max_p99_ms).await.map(|()| ExitCode::SUCCESS)
+        }
         Command::S3(args) => s3(args).await,
         Command::Env(DirArg { dir }) => env(&Layout::open(&dir)?),
     }

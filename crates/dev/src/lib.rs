@@ -44,4 +44,6 @@ mod logs;
 
 mod kill;
 
+mod bench;
+
 pub mod s3;
