@@ -24,6 +24,8 @@ use crate::{
 /// After this we say that nothing came of it.
 const PATIENCE: Duration = Duration::from_secs(60);
 const PERIOD: Duration = Duration::from_millis(50);
+const HOLD_LOOK: Duration = Duration::from_millis(500);
+const HOLD_LASTS: Duration = Duration::from_secs(5);
 
 pub(crate) async fn run(layout: &Layout, args: &KillArgs) -> anyhow::Result<ExitCode> {
     match args.target.split_once('/') {
@@ -72,16 +74,23 @@ async fn instance(layout: &Layout, id: &str, no_wait: bool) -> anyhow::Result<Ex
         }
     };
     let recovery = recovery(&mut client, events, id, killed, killed_at);
-    match tokio::time::timeout(PATIENCE, recovery).await {
-        Ok(measured) => {
-            println!("{}", measured?);
-            Ok(ExitCode::SUCCESS)
+    let why = match tokio::time::timeout(PATIENCE, recovery).await {
+        Ok(Ok(Recovery::Ready(line))) => {
+            println!("{line}");
+            return Ok(ExitCode::SUCCESS);
         }
-        Err(_) => {
-            println!("no replacement was ready within 60 s; look with `nstance-dev status{}`", layout.dir_flag());
-            Ok(ExitCode::FAILURE)
-        }
-    }
+        Ok(Ok(Recovery::Held(why))) => format!("no replacement is asked for: {why}"),
+        Ok(Err(error)) => format!("recovery not measured: {error:#}"),
+        Err(_) => "no replacement was ready within 60 s".to_owned(),
+    };
+    println!("{why}; look with `nstance-dev status{}`", layout.dir_flag());
+    Ok(ExitCode::FAILURE)
+}
+
+enum Recovery {
+    Ready(String),
+    /// The planner has a reason not to replace it now.
+    Held(String),
 }
 
 async fn listen(layout: &Layout) -> anyhow::Result<(Client, Streaming<Event>)> {
@@ -97,10 +106,26 @@ async fn recovery(
     id: &str,
     killed: Mono,
     killed_at: Timestamp,
-) -> anyhow::Result<String> {
+) -> anyhow::Result<Recovery> {
     let group = client.view().await?.instances.into_iter().find(|it| it.instance_id == id).map(|it| it.group);
+    let mut looks = tokio::time::interval(HOLD_LOOK);
     let (replacement, requested) = loop {
-        let event = events.message().await?.context("the server ended the stream of events")?;
+        let event = tokio::select! {
+            biased;
+            event = events.message() => event?.context("the server ended the stream of events")?,
+            _ = looks.tick() => {
+                let view = client.view().await?;
+                let groups = view.groups.iter().filter(|it| group.as_ref().is_none_or(|group| *group == it.key));
+                let hold = groups.flat_map(|it| &it.holds).next();
+                match hold {
+                    // Many holds last for a moment only.
+                    Some(hold) if HOLD_LASTS < SystemClock.monotonic().since(killed) => {
+                        return Ok(Recovery::Held(format!("{}: {}", hold.kind, hold.message)));
+                    }
+                    _ => continue,
+                }
+            }
+        };
         let ours = group.as_ref().is_none_or(|group| *group == event.group);
         if event.reason == "InstanceCreateRequested" && ours {
             let at = millis(event.at.as_ref()).map_or(killed_at, Timestamp::from_millis);
@@ -113,9 +138,9 @@ async fn recovery(
         if view.instances.iter().any(|it| it.instance_id == replacement && ready(it)) {
             let ready_after = SystemClock.monotonic().since(killed).as_secs_f64();
             let requested = requested.as_millis();
-            return Ok(format!(
+            return Ok(Recovery::Ready(format!(
                 "replacement requested after {requested} ms, ready after {ready_after:.1} s ({replacement})"
-            ));
+            )));
         }
         tokio::time::sleep(PERIOD).await;
     }

@@ -97,6 +97,8 @@ fn set_server(config: &mut Value, layout: &Layout, ports: Ports) -> anyhow::Resu
             addresses.insert(key, json!(address));
         }
     }
+    // Here things are killed on purpose; the brake of production would leave a group empty after a few of them.
+    server.entry("safety").or_insert_with(|| json!({ "runaway_base": 100, "runaway_window": "1m" }));
     let provider = server.entry("provider").or_insert_with(|| json!({}));
     let provider = provider.as_object_mut().context("server.provider is no object")?;
     provider.insert("kind".to_owned(), json!("process"));
@@ -197,6 +199,7 @@ mod tests {
         assert_eq!(config.server.provider.kind.as_str(), "process");
         assert_eq!(config.server.advertise.operator.to_string(), "127.0.0.1:4003");
         assert_eq!(config.server.bind.agent.port, 4004);
+        assert_eq!(config.server.safety.runaway_base, 100);
         assert_eq!(config.groups.len(), 1);
     }
 

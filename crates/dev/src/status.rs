@@ -15,7 +15,7 @@ use crate::{
     feed::Picture,
     http,
     layout::Layout,
-    records::{self, Kind},
+    records::{self, Kind, Phase},
     render, table,
 };
 
@@ -92,8 +92,11 @@ pub(crate) fn compose(layout: &Layout, picture: &Picture) -> Status {
     let mut problems = Vec::new();
     let records = records::all(layout);
     let up = records::supervisor(layout);
-    if up.is_none() {
-        problems.push("no `nstance-dev up` is running".to_owned());
+    match up.as_ref().map(|it| it.phase) {
+        None => problems.push("no `nstance-dev up` is running".to_owned()),
+        Some(Phase::Starting) => problems.push("`nstance-dev up` is still starting".to_owned()),
+        Some(Phase::Stopping) => problems.push("`nstance-dev up` is stopping".to_owned()),
+        Some(Phase::Ready) => {}
     }
     let components: Vec<ComponentStatus> = records
         .into_iter()

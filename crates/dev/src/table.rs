@@ -102,12 +102,16 @@ pub(crate) fn plain(status: &Status) -> Vec<String> {
         lines.push("all healthy".to_owned());
     }
     lines.extend(status.problems.iter().map(|problem| format!("not healthy: {problem}")));
-    for shard in &status.shards {
-        for group in &shard.groups {
-            lines.extend(group.holds.iter().map(|hold| format!("{}/{} holds: {hold}", group.tenant, group.name)));
-        }
-    }
+    lines.extend(holds(status));
     lines
+}
+
+/// Why groups do not do what they otherwise would.
+pub(crate) fn holds(status: &Status) -> Vec<String> {
+    let groups = status.shards.iter().flat_map(|shard| &shard.groups);
+    groups
+        .flat_map(|group| group.holds.iter().map(|hold| format!("{}/{} holds: {hold}", group.tenant, group.name)))
+        .collect()
 }
 
 /// One event on one line: `12:00:07  dev-1  InstanceRegistered  tst06b...  agent registered`.

@@ -65,10 +65,11 @@ impl Show {
         lines.push(String::new());
         // All that a screen has room for besides the rest.
         let (_, height) = Screen::size();
-        let most = height.saturating_sub(lines.len() + self.recent.len() + status.problems.len() + 7).max(1);
+        let warnings: Vec<String> = status.problems.iter().cloned().chain(table::holds(&status)).collect();
+        let most = height.saturating_sub(lines.len() + self.recent.len() + warnings.len() + 7).max(1);
         lines.extend(table::instances(&status, most));
         lines.push(String::new());
-        lines.extend(status.problems.iter().map(|problem| format!("!     {problem}")));
+        lines.extend(warnings.iter().map(|warning| format!("!     {warning}")));
         lines.extend(self.recent.iter().map(|line| format!("last  {line}")));
         lines.push(String::new());
         let flag = layout.dir_flag();

@@ -38,7 +38,9 @@ fn binaries() {
             Some(profile) => profile,
         };
         let built = std::process::Command::new(env!("CARGO"))
-            .args(["build", "--bins", "-p", "nstance-server", "-p", "nstance-agent", "--profile", profile])
+            // All of them, as `make build` does: another choice of packages would mean other features, and a build of
+            // everything once more.
+            .args(["build", "--workspace", "--bins", "--profile", profile])
             .arg("--target-dir")
             .arg(bin.parent().expect("target directory"))
             .current_dir(env!("CARGO_MANIFEST_DIR"))
@@ -84,7 +86,7 @@ impl Drop for Env {
             let _ = process.kill_hard();
         }
         for name in ["server-1", "dev-s3"] {
-            for process in self.recorded(name) {
+            if let Some(process) = self.recorded(name) {
                 let _ = process.kill_hard();
             }
         }
