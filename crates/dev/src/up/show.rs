@@ -73,10 +73,12 @@ impl Show {
         lines.extend(self.recent.iter().map(|line| format!("last  {line}")));
         lines.push(String::new());
         let flag = layout.dir_flag();
+        // As it was called, so that the line can be copied: `make dev` runs a program that is in no PATH.
+        let program = std::env::args().next().unwrap_or_else(|| "nstance-dev".to_owned());
         let example = status.instances.first().map_or("ID", |it| it.id.as_str());
-        lines.push(format!("try   nstance-dev kill instance/{example}{flag}"));
+        lines.push(format!("try   {program} kill instance/{example}{flag}"));
         lines.push(format!(
-            "try   nstance-dev kill server/1{flag}    nstance-dev logs -f{flag}    Ctrl-C stops, state stays"
+            "try   {program} kill server/1{flag}    {program} logs -f{flag}    Ctrl-C stops, state stays"
         ));
         screen.draw(&lines);
     }
