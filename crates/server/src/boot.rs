@@ -223,6 +223,7 @@ impl Boot {
         self.qualified().await?;
         let (applied, rejected) = self.config(&last_good).await?;
         let server = &applied.config.server;
+        self.check_advertise_host(&applied).map_err(End::Fatal)?;
         self.health_port(health, &applied).await?;
         // Bound for the life of the process: while it is, no other server can be bound here, so one that finds the
         // lease naming this very address knows that its holder is gone.
@@ -283,6 +284,21 @@ impl Boot {
         renew_own_certificate(&self.tasks, shared.clone());
         lead::run(&self.tasks, shared, Arc::new(applied), cache, candidate, &self.served).await;
         drop(election);
+        Ok(())
+    }
+
+    /// `--advertise-host` fills in a host; it does not overrule one.
+    fn check_advertise_host(&self, applied: &Applied) -> anyhow::Result<()> {
+        let advertise = &applied.config.server.advertise;
+        let named = [("health_addr", &advertise.health), ("election_addr", &advertise.election)];
+        if let (Some(host), Some((field, address))) =
+            (&self.parts.advertise_host, named.into_iter().find(|(_, address)| !address.is_any()))
+        {
+            anyhow::bail!(
+                "--advertise-host {host} contradicts server.advertise.{field} = {address} of {}; drop one of them",
+                applied.key
+            );
+        }
         Ok(())
     }
 

@@ -172,6 +172,7 @@ impl World {
     pub fn ask(&self, asked: BTreeMap<GroupRef, Asked>) {
         let now = self.now();
         let mut state = self.lock();
+        let window = state.runaway_window;
         for (group, it) in &mut state.groups {
             if !asked.contains_key(group) {
                 it.desired = Desired::Unknown;
@@ -182,6 +183,7 @@ impl World {
         for (group, asked) in asked {
             let it = state.group(&group);
             if let Desired::Known(size) = asked.desired {
+                it.sizes.retain(|(at, _)| now.since(*at) <= window);
                 it.sizes.push_back((now, size));
             }
             it.desired = asked.desired;
@@ -269,6 +271,9 @@ impl State {
                 if counts_as_create && now.since(created_at) < window {
                     it.created.push_back(created_at);
                     it.created.make_contiguous().sort_unstable();
+                    while it.created.front().is_some_and(|at| window < now.since(*at)) {
+                        it.created.pop_front();
+                    }
                 }
             }
         }

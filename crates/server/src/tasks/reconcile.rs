@@ -7,7 +7,7 @@ use nstance_core::{
     check::check,
     group::Desired,
     ids::GroupRef,
-    plan::{Hold, HoldKind, counts, plan},
+    plan::{Action, Hold, HoldKind, counts, plan},
     snapshot::Snapshot,
     time::Timestamp,
 };
@@ -68,8 +68,13 @@ fn pass(term: &Arc<Term>, group: &GroupRef) -> Duration {
     }
     tell_holds(term, group, &plan.holds);
     show(&term.shared.metrics, group, &snapshot, now);
+    let creates = plan.actions.iter().any(|planned| matches!(planned.action, Action::Create { .. }));
     for planned in plan.actions {
         exec::start(term, planned);
+    }
+    if !creates && plan.holds.is_empty() {
+        // Nobody will be replaced for what was lost so far: a later loss must not be timed from an older one.
+        term.world.lock().group(group).losses.clear();
     }
     let wake_at = [plan.wake_at, term.world.next_look(group)].into_iter().flatten().min();
     // Never zero: a moment that is already past was acted on in this very pass.
