@@ -50,14 +50,16 @@ pub async fn register(
     // 3. All faults of the request at once.
     let parsed = parse(&request)?;
     // 4., 5. Nothing is looked up before the signature is known to be ours.
-    let now = term.shared.clock.now();
     let keys = term.shared.authority.nonce_keys();
     match asking {
         Asking::Agent => {
-            let nonce = keys.verify_agent(&request.registration_nonce_jwt, now).map_err(|error| refuse(&error))?;
+            // By the term's time, which made it: a wall clock that was set in between must not lock new machines out.
+            let nonce =
+                keys.verify_agent(&request.registration_nonce_jwt, term.now()).map_err(|error| refuse(&error))?;
             register_agent(term, nonce, parsed).await
         }
         Asking::Operator => {
+            let now = term.shared.clock.now();
             let nonce = keys.verify_operator(&request.registration_nonce_jwt, now).map_err(|error| refuse(&error))?;
             register_operator(term, nonce, parsed).await
         }
@@ -157,9 +159,10 @@ async fn register_agent(
     // 8., 9. A first look, so that the usual refusals cost no signature. The commit looks again.
     judge(&known, &nonce, &parsed.key).map_err(|refusal| told(term, &known, &parsed.key, refusal))?;
     // 10. Sign; log and commit beside each other.
-    let now = term.shared.clock.now();
+    let now = term.now();
     let ttl = term.applied.config.certificates.agent_ttl;
-    let issued = term.shared.authority.issue_agent(&id, &nonce.tenant, &parsed.key, now, ttl)?;
+    let wall = term.shared.clock.now();
+    let issued = term.shared.authority.issue_agent(&id, &nonce.tenant, &parsed.key, wall, ttl)?;
     let fact = cert_fact(&issued);
     let public_key = parsed.key.to_der();
     let refused = std::sync::Mutex::new(None);
