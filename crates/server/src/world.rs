@@ -271,9 +271,6 @@ impl State {
                 if counts_as_create && now.since(created_at) < window {
                     it.created.push_back(created_at);
                     it.created.make_contiguous().sort_unstable();
-                    while it.created.front().is_some_and(|at| window < now.since(*at)) {
-                        it.created.pop_front();
-                    }
                 }
             }
         }

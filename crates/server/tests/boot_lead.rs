@@ -250,3 +250,30 @@ async fn a_restarted_server_acquires_properly() {
     assert_eq!(site.standing(), [id]);
     assert_eq!(site.calls(Op::Create).len(), 1);
 }
+
+/// The leader's wall clock is set: it leads on, and replaces what is lost, whose agents register as ever.
+async fn jump(seconds: i64) {
+    let shard = Shard::start(2).await;
+    let fleet = Fleet::on(&shard);
+    fleet.is_whole(&shard.site, 2).await;
+    let site = shard.site.clone();
+    site.clock.jump(seconds);
+    let dead = site.standing()[0];
+    site.cloud.kill(dead);
+    fleet.is_whole(&site, 2).await;
+    wait_until("the dead one's record ends", async || site.phase(dead).await == Some(Phase::Deleted)).await;
+    site.assert_nothing_leaks().await;
+    assert_eq!(site.calls(Op::Create).len(), 3, "and nobody else was replaced");
+    assert_eq!(shard.server.vitals.role(), Role::Leading);
+    assert_eq!(lease(site.bucket.as_ref()).await.value.epoch, shard.leader.epoch);
+}
+
+#[tokio::test]
+async fn a_wall_clock_set_forward_changes_nothing() {
+    jump(3600).await;
+}
+
+#[tokio::test]
+async fn a_wall_clock_set_back_changes_nothing() {
+    jump(-3600).await;
+}

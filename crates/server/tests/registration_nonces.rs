@@ -395,6 +395,28 @@ async fn no_secret_is_in_any_record() {
 }
 
 #[tokio::test]
+async fn the_registration_port_tells_its_health() {
+    let shard = Shard::start(0).await;
+    let (_, line) = registrar(&shard, Ipv4Addr::LOCALHOST).await;
+    let mut client = tonic_health::pb::health_client::HealthClient::new(line.channel.clone());
+    let answer = client.check(tonic_health::pb::HealthCheckRequest::default()).await.unwrap().into_inner();
+    assert_eq!(answer.status(), tonic_health::pb::health_check_response::ServingStatus::Serving);
+}
+
+#[tokio::test]
+async fn an_oversized_request_is_refused() {
+    let shard = Shard::start(1).await;
+    let nonce = nonce(&shard, shard.only_vm().await);
+    let (client, _line) = registrar(&shard, Ipv4Addr::LOCALHOST).await;
+    let mut large = request(&nonce, &key(&shard));
+    large.public_key_pem = vec![b'x'; 20_000];
+    let status = client.clone().register_agent(large).await.unwrap_err();
+    // The library's own word. ResourceExhausted is what the API promises.
+    assert_eq!(status.code(), Code::OutOfRange, "{status}");
+    register_agent(&shard, &nonce, &key(&shard)).await.expect("and nothing else is touched");
+}
+
+#[tokio::test]
 async fn flood_leaves_registration_working() {
     let shard = Shard::start(1).await;
     let nonce = nonce(&shard, shard.only_vm().await);

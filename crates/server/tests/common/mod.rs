@@ -14,7 +14,10 @@ pub mod wire;
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::PathBuf,
-    sync::Arc,
+    sync::{
+        Arc,
+        atomic::{AtomicI64, Ordering},
+    },
     time::Duration,
 };
 
@@ -27,7 +30,7 @@ use nstance_core::{
         provider::{Owner, VmSpec},
         secrets::Secrets,
     },
-    time::Timestamp,
+    time::{Mono, Timestamp},
 };
 use nstance_identity::{
     ca::{Bundle, CA_KEY_SECRET, Ca, NONCE_KEY_SECRET},
@@ -97,8 +100,29 @@ pub struct Site {
     pub bucket: Arc<dyn ObjectStore>,
     pub cloud: FakeProvider,
     pub entropy: Arc<dyn Entropy>,
-    pub clock: Arc<dyn Clock>,
+    pub clock: Arc<Jumpy>,
     dir: TempDir,
+}
+
+/// The machine's clock, whose wall time can be set wrong.
+#[derive(Default)]
+pub struct Jumpy(AtomicI64);
+
+impl Jumpy {
+    /// Moves the wall clock by so many seconds.
+    pub fn jump(&self, seconds: i64) {
+        self.0.fetch_add(seconds * 1000, Ordering::SeqCst);
+    }
+}
+
+impl Clock for Jumpy {
+    fn now(&self) -> Timestamp {
+        Timestamp::from_millis(SystemClock.now().as_millis() + self.0.load(Ordering::SeqCst))
+    }
+
+    fn monotonic(&self) -> Mono {
+        SystemClock.monotonic()
+    }
 }
 
 impl Site {
@@ -111,8 +135,7 @@ impl Site {
     }
 
     pub fn on(bucket: Arc<dyn ObjectStore>, options: FakeOptions) -> Self {
-        let (clock, entropy): (Arc<dyn Clock>, Arc<dyn Entropy>) =
-            (Arc::new(SystemClock), Arc::new(SystemEntropy::new()));
+        let (clock, entropy): (Arc<Jumpy>, Arc<dyn Entropy>) = (Arc::default(), Arc::new(SystemEntropy::new()));
         let owner = Owner { cluster: "demo".parse().expect("a cluster"), shard: shard_id() };
         let cloud = FakeProvider::new(owner, clock.clone(), entropy.clone(), options);
         let site = Self { bucket, cloud, entropy, clock, dir: TempDir::new().expect("a directory") };
