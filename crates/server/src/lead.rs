@@ -38,7 +38,7 @@ use crate::{
     term_clock::TermClock,
     vitals::Role,
     wiring,
-    world::World,
+    world::{BrakeSettings, World},
 };
 
 /// How often a follower looks at a lease that nobody lets run out.
@@ -337,6 +337,11 @@ async fn begin(
         settings,
         server.safety.runaway_window,
         server.health_check_interval,
+        BrakeSettings {
+            min: server.safety.mass_disconnect_min,
+            percent: server.safety.mass_disconnect_percent,
+            window: server.safety.mass_disconnect_window,
+        },
     );
     let groups_known = !matches!(rebuilt.groups, nstance_store::rebuild::GroupsState::Unreadable(_));
     let groups = rebuilt.groups.present().or(rebuilt.remembered_groups.as_deref());

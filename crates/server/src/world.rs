@@ -3,6 +3,7 @@
 //! It is filled at take-over, changed only after a commit (or by an observation), and dropped with the term. One lock,
 //! never held over an await. Everything in ordered maps: the order of a walk reaches plans, ids and logs.
 
+mod brake;
 mod entry;
 mod view;
 
@@ -24,6 +25,7 @@ use nstance_core::{
 };
 use nstance_store::{rebuild::CorruptRecord, records::Versioned};
 
+pub use brake::{BrakeMemory, BrakeSettings};
 pub use entry::{Describe, Entry, Facts, Link, Notice, StreamId};
 
 use crate::term_clock::TermClock;
@@ -48,6 +50,11 @@ pub struct State {
     /// When the agent port opened in this term.
     pub agents_since: Option<Timestamp>,
     pub next_stream: u64,
+    /// Registered instances whose agent is not connected, and how many are.
+    pub lost: BTreeSet<InstanceId>,
+    pub n_connected: usize,
+    pub brake_settings: BrakeSettings,
+    pub brake_memory: BrakeMemory,
 }
 
 /// What is asked of a group, and what happened in it lately.
@@ -124,6 +131,7 @@ impl World {
         settings: Settings,
         runaway_window: Duration,
         health_check_interval: Duration,
+        brake_settings: BrakeSettings,
     ) -> Self {
         let state = State {
             complete: Completeness { config: true, groups: true, records: false, listing: false },
@@ -136,6 +144,10 @@ impl World {
             corrupt: Vec::new(),
             agents_since: None,
             next_stream: 0,
+            lost: BTreeSet::new(),
+            n_connected: 0,
+            brake_settings,
+            brake_memory: BrakeMemory::default(),
         };
         Self { clock, state: Mutex::new(state) }
     }
@@ -209,6 +221,7 @@ impl World {
             .iter()
             .filter_map(|id| state.entries.get(id))
             .flat_map(|entry| [entry.describe.due, entry.next_health_change(&state, now)])
+            .chain([state.brake_memory.next_change()])
             .flatten()
             .min()
     }
@@ -265,7 +278,11 @@ impl State {
             Some(entry) => entry.facts = facts,
             None => {
                 let interval = self.health_check_interval;
+                let registered = facts.instance().registration.is_some();
                 self.entries.insert(id, Entry::new(facts, interval, now));
+                if registered {
+                    self.lost.insert(id);
+                }
                 let it = self.group(&group);
                 it.created.retain(|at| now.since(*at) < window);
                 if counts_as_create && now.since(created_at) < window {
@@ -283,6 +300,7 @@ impl State {
     pub fn remove(&mut self, instance: InstanceId) {
         if let Some(entry) = self.entries.remove(&instance) {
             entry.cut.cancel();
+            self.lost.remove(&instance);
             let group = entry.instance().group.clone();
             let it = self.group(&group);
             it.members.remove(&instance);

@@ -69,6 +69,8 @@ impl Session {
             entry.link.notice = None;
         }
         let cut = entry.cut.clone();
+        state.lost.remove(&instance);
+        state.n_connected += usize::from(!was_open);
         drop(state);
         if !was_open {
             term.shared.metrics.agents_connected.inc();
@@ -147,26 +149,30 @@ impl Stream {
         let (now, mono) = (term.now(), term.world.clock().monotonic());
         let look = {
             let mut state = term.world.lock();
+            let current = state.entries.get(&instance).map(|entry| entry.link.stream == Some(id));
+            if current == Some(false) {
+                return; // superseded: the newer one counts now
+            }
+            state.n_connected = state.n_connected.saturating_sub(1);
             let Some(entry) = state.entries.get_mut(&instance) else {
                 term.shared.metrics.agents_connected.dec();
                 return;
             };
-            if entry.link.stream != Some(id) {
-                return; // superseded: the newer one counts now
-            }
             entry.link.stream = None;
             entry.link.superseded = None;
             let leaving = entry.link.notice.as_ref().is_some_and(|notice| notice.action == "leave");
             entry.link.lost_at = Some(if leaving { now.plus(LEAVE_GRACE) } else { now });
             entry.link.lost_at_mono = Some(mono);
-            if leaving || entry.describe.in_flight {
+            let look = if leaving || entry.describe.in_flight {
                 None
             } else {
                 entry.describe.in_flight = true;
                 entry.describe.due = None;
                 entry.describe.tries = 0;
                 Some(entry.vm_ref())
-            }
+            };
+            state.lost.insert(instance);
+            look
         };
         term.shared.metrics.agents_connected.dec();
         if term.tasks.is_stopping() {

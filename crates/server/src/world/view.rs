@@ -6,7 +6,7 @@ use nstance_core::{
     group::Desired,
     ids::{GroupRef, InstanceId},
     instance::{Drain, Ownership},
-    snapshot::{Brake, Candidate, CreateWindow, DrainView, Failures, GroupView, InstanceView, ShardView, Snapshot},
+    snapshot::{Candidate, CreateWindow, DrainView, Failures, GroupView, InstanceView, ShardView, Snapshot},
     time::Timestamp,
 };
 
@@ -19,7 +19,8 @@ impl World {
     /// The snapshot of one group for its worker, or of the whole shard.
     pub fn snapshot(&self, only: Option<&GroupRef>) -> (Snapshot, Timestamp) {
         let now = self.now();
-        let state = self.lock();
+        let mut state = self.lock();
+        let brake = state.brake(now);
         let groups = state
             .groups
             .iter()
@@ -29,7 +30,7 @@ impl World {
         let shard = ShardView {
             complete: state.complete,
             provider: state.provider.clone(),
-            brake: Brake::default(),
+            brake,
             settings: state.settings.clone(),
         };
         (Snapshot { shard, groups }, now)

@@ -177,6 +177,27 @@ impl Fleet {
         Self { state, _task: task }
     }
 
+    /// From here on connected agents report again and again, as often as they said.
+    pub fn keep_reporting(&mut self) {
+        let state = self.state.clone();
+        self._task.spawn(async move {
+            loop {
+                let interval = {
+                    let state = lock(&state);
+                    for (id, link) in &state.links {
+                        let periodic = report(*id, v1::ReportKind::Periodic);
+                        // A full queue holds a report already.
+                        let _ = link
+                            .reports
+                            .try_send(v1::HealthReportRequest { interval_ms: state.interval_ms, ..periodic });
+                    }
+                    Duration::from_millis(u64::from(state.interval_ms))
+                };
+                tokio::time::sleep(interval).await;
+            }
+        });
+    }
+
     fn state(&self) -> MutexGuard<'_, State> {
         lock(&self.state)
     }

@@ -1,0 +1,177 @@
+//! The mass-disconnect brake: when many agents vanish at once while their VMs run, it is the network or us, not them.
+//!
+//! A function of who is *still* lost, so that nothing latches: it ends as agents return or are replaced. Remembered is
+//! whom it let go, at most one each minute, longest lost first; and for a moment after its end who belonged to the
+//! wave. When a network heals, agents come back one by one, and the last third of them must not be replaced because the
+//! first two thirds were faster.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use nstance_core::{
+    ids::InstanceId,
+    instance::{Health, Seen},
+    snapshot::Brake,
+    time::Timestamp,
+};
+
+use super::{RETURN_GRACE, State};
+
+/// How often one of the held may be replaced after all.
+const RELEASE: Duration = Duration::from_secs(60);
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct BrakeSettings {
+    pub min: u32,
+    pub percent: u32,
+    pub window: Duration,
+}
+
+#[derive(Default)]
+pub struct BrakeMemory {
+    wave: BTreeSet<InstanceId>,
+    released: BTreeSet<InstanceId>,
+    last_release: Option<Timestamp>,
+    since: Option<Timestamp>,
+    /// The losses that are left would not have begun it.
+    ended_at: Option<Timestamp>,
+}
+
+impl BrakeMemory {
+    /// When the next one may go.
+    fn next_release(&self) -> Option<Timestamp> {
+        Some(self.last_release.max(self.since)?.plus(RELEASE))
+    }
+
+    /// The next moment at which time alone changes who is held.
+    pub fn next_change(&self) -> Option<Timestamp> {
+        self.ended_at.map(|at| at.plus(RETURN_GRACE)).or(self.next_release())
+    }
+}
+
+/// Who is held, and since when. `lost` is in the order of time; `n_connected` counts those who are connected now.
+fn held(
+    lost: &[(Timestamp, InstanceId)],
+    n_connected: usize,
+    settings: BrakeSettings,
+) -> Option<(Timestamp, BTreeSet<InstanceId>)> {
+    let mut held = BTreeSet::new();
+    let mut since = None;
+    let mut end = 0;
+    for (begin, (at, _)) in lost.iter().enumerate() {
+        while lost.get(end).is_some_and(|(later, _)| later.since(*at) <= settings.window) {
+            end += 1;
+        }
+        // Whoever is lost since then was connected then.
+        let connected = n_connected + lost.len() - begin;
+        let share = connected * usize::try_from(settings.percent).unwrap_or(100) / 100;
+        let limit = share.max(usize::try_from(settings.min).unwrap_or(usize::MAX));
+        if limit < end - begin {
+            held.extend(lost[begin..end].iter().map(|(_, id)| *id));
+            let passed = lost[begin + limit].0;
+            since = Some(since.map_or(passed, |since: Timestamp| since.min(passed)));
+        }
+    }
+    Some((since?, held))
+}
+
+impl State {
+    /// The brake as it stands now. Lets one more go when its minute has come.
+    pub(super) fn brake(&mut self, now: Timestamp) -> Brake {
+        let mut lost: Vec<(Timestamp, InstanceId)> = self
+            .lost
+            .iter()
+            .filter_map(|id| {
+                let entry = self.entries.get(id)?;
+                match entry.health(self, now) {
+                    // Silence on an open stream is no disconnect; without one it began with the loss.
+                    Health::Lost { .. } | Health::Silent { .. }
+                        if entry.link.stream.is_none() && entry.seen == Seen::Running =>
+                    {
+                        Some((entry.link.lost_at.or(self.agents_since)?, *id))
+                    }
+                    _ => None,
+                }
+            })
+            .collect();
+        lost.sort_unstable();
+        let now_held = held(&lost, self.n_connected, self.brake_settings);
+        let memory = &mut self.brake_memory;
+        let held = match now_held {
+            Some((since, held)) => {
+                memory.since.get_or_insert(since);
+                memory.ended_at = None;
+                memory.wave.extend(held);
+                memory.wave.retain(|id| lost.iter().any(|(_, it)| it == id));
+                memory.wave.clone()
+            }
+            None => {
+                memory.wave.retain(|id| lost.iter().any(|(_, it)| it == id));
+                if memory.wave.is_empty() || RETURN_GRACE <= now.since(*memory.ended_at.get_or_insert(now)) {
+                    *memory = BrakeMemory::default();
+                    return Brake::default();
+                }
+                memory.wave.clone()
+            }
+        };
+        memory.released.retain(|id| held.contains(id));
+        if memory.next_release().is_some_and(|at| at <= now)
+            && let Some((_, id)) = lost.iter().find(|(_, id)| held.contains(id) && !memory.released.contains(id))
+        {
+            memory.released.insert(*id);
+            memory.last_release = Some(now);
+        }
+        Brake { held, released: memory.released.clone(), since: memory.since }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nstance_core::ids::uuid_v7;
+
+    use super::*;
+
+    const SETTINGS: BrakeSettings = BrakeSettings { min: 3, percent: 40, window: Duration::from_secs(10) };
+
+    fn lost(times: &[i64]) -> Vec<(Timestamp, InstanceId)> {
+        times
+            .iter()
+            .enumerate()
+            .map(|(n, secs)| {
+                let at = Timestamp::from_millis(secs * 1000);
+                let [.., high, low] = n.to_be_bytes();
+                let random = [0, 0, 0, 0, 0, 0, 0, 0, high, low];
+                (at, InstanceId::new("knc".parse().unwrap(), uuid_v7(at, random)))
+            })
+            .collect()
+    }
+
+    fn n_held(times: &[i64], n_connected: usize) -> usize {
+        held(&lost(times), n_connected, SETTINGS).map_or(0, |(_, held)| held.len())
+    }
+
+    #[test]
+    fn a_few_losses_are_never_held() {
+        assert_eq!(n_held(&[0, 0, 0], 0), 0, "three of three, but not more than three");
+        assert_eq!(n_held(&[0, 0, 0, 0, 0], 995), 0, "five of a thousand");
+    }
+
+    #[test]
+    fn a_wave_is_held_as_a_whole() {
+        assert_eq!(n_held(&[0, 0, 0, 0], 0), 4);
+        assert_eq!(n_held(&vec![5; 500], 500), 500);
+        assert_eq!(n_held(&vec![5; 400], 600), 0, "exactly the share is not more than it");
+        assert_eq!(n_held(&vec![5; 401], 599), 401);
+    }
+
+    #[test]
+    fn losses_that_trickle_are_not_a_wave() {
+        assert_eq!(n_held(&[0, 20, 40, 60, 80, 100], 4), 0);
+        assert_eq!(n_held(&[0, 1, 2, 3, 60], 0), 4, "the late one is alone");
+    }
+
+    #[test]
+    fn the_brake_began_when_the_limit_was_passed() {
+        let (since, _) = held(&lost(&[0, 1, 2, 3, 4]), 0, SETTINGS).unwrap();
+        assert_eq!(since, Timestamp::from_millis(3000));
+    }
+}
