@@ -3,7 +3,12 @@
 //! Numbers and names, once released, keep their meaning for ever; `tests/baseline.rs` holds them against a checked-in
 //! list.
 
-#![allow(clippy::all, unreachable_pub, reason = "generated code keeps its own style")]
+#![allow(
+    clippy::all,
+    clippy::allow_attributes_without_reason,
+    unreachable_pub,
+    reason = "generated code keeps its own style"
+)]
 
 /// Messages and services of package `nstance.v1`.
 pub mod v1 {

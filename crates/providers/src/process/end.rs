@@ -16,8 +16,8 @@ use super::{
 
 /// How often, and for how long at most, a search waits for processes that show no environment yet. The first is longer
 /// than most need; the second is more than any gets on a machine that still works, and some never show one.
-const EXEC_LOOK: Duration = Duration::from_millis(5);
-const EXEC_SETTLES: Duration = Duration::from_millis(500);
+pub(super) const EXEC_LOOK: Duration = Duration::from_millis(5);
+pub(super) const EXEC_SETTLES: Duration = Duration::from_millis(500);
 
 /// One wait for one VM's end, at most, in this process.
 struct Ending {
@@ -223,7 +223,7 @@ fn end(process: Process, instance: InstanceId) -> io::Result<()> {
 }
 
 /// Reads the environment of every process; too long for an executor's thread.
-async fn scan(work_dir: &Path) -> io::Result<Scan> {
+pub(super) async fn scan(work_dir: &Path) -> io::Result<Scan> {
     let work_dir = work_dir.to_owned();
     tokio::task::spawn_blocking(move || proc::scan(&work_dir)).await.unwrap_or_else(|join| Err(join.into()))
 }

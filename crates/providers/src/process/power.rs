@@ -24,7 +24,8 @@ use nstance_core::{ids::InstanceId, ports::provider::Owner, value::Value};
 use super::{
     agent::{self, Started},
     dir::{Lock, LockOutcome, VmDir},
-    proc::{self, Held, Process},
+    end::{EXEC_LOOK, EXEC_SETTLES, scan},
+    proc::{Held, Process},
     resolve,
     vm_file::{Read, VmState},
 };
@@ -47,14 +48,15 @@ pub struct Switched {
 pub async fn power_off(work_dir: &Path, grace: Duration) -> io::Result<Switched> {
     let work_dir = resolve(work_dir);
     let mut switched = Switched::default();
-    let mut ending = Vec::new();
+    let (mut ending, mut half_made) = (Vec::new(), false);
     for dir in directories(&work_dir)? {
         match switch_off(&dir).await {
-            Ok(Some(Off { agent, changed })) => {
+            Ok(Off::Agent { agent, changed }) => {
                 ending.push(agent);
                 switched.instances.extend(changed.then_some(dir.instance));
             }
-            Ok(None) => {}
+            Ok(Off::HalfMade) => half_made = true,
+            Ok(Off::Nothing) => {}
             Err(error) => switched.problems.push(format!("{}: {error}", dir.instance)),
         }
     }
@@ -67,25 +69,47 @@ pub async fn power_off(work_dir: &Path, grace: Duration) -> io::Result<Switched>
     Ok(switched)
 }
 
-struct Off {
-    agent: Held,
-    changed: bool,
+enum Off {
+    Agent {
+        agent: Held,
+        changed: bool,
+    },
+    /// Its agent may run without being recorded.
+    HalfMade,
+    Nothing,
 }
 
-async fn switch_off(dir: &VmDir) -> io::Result<Option<Off>> {
-    let Some(lock) = lock(dir).await? else { return Ok(None) };
+async fn switch_off(dir: &VmDir) -> io::Result<Off> {
+    let Some(lock) = lock(dir).await? else { return Ok(Off::Nothing) };
     let mut file = match dir.read() {
         Read::File(file) => file,
-        Read::NoDirectory => return Ok(None),
+        Read::NoDirectory => return Ok(Off::Nothing),
         Read::Unreadable(error) => return Err(error),
     };
-    let Some(agent) = file.process.map_or(Ok(None), Process::hold)? else { return Ok(None) };
+    if file.state == VmState::Starting {
+        return Ok(Off::HalfMade);
+    }
+    let Some(agent) = file.process.map_or(Ok(None), Process::hold)? else { return Ok(Off::Nothing) };
     let changed = file.state == VmState::Running;
     if changed {
         file.state = VmState::PoweredOff;
         dir.write(&lock, &file)?;
     }
-    Ok(Some(Off { agent, changed }))
+    Ok(Off::Agent { agent, changed })
+}
+
+/// Processes of VMs that are left when the recorded ones have ended. With a half-made VM about, waits for processes
+/// that may be about to show themselves as its agent.
+async fn unrecorded(work_dir: &Path, half_made: bool) -> io::Result<Vec<Process>> {
+    let mut patience = if half_made { EXEC_SETTLES } else { Duration::ZERO };
+    loop {
+        let scan = scan(work_dir).await?;
+        if !scan.unsettled || patience.is_zero() {
+            return Ok(scan.found.into_iter().map(|it| it.process).collect());
+        }
+        tokio::time::sleep(EXEC_LOOK).await;
+        patience = patience.saturating_sub(EXEC_LOOK);
+    }
 }
 
 /// Starts the agent of every VM that [`power_off`] switched off, in its old directory and with its old environment.
@@ -173,11 +197,8 @@ fn directories(work_dir: &Path) -> io::Result<Vec<VmDir>> {
 }
 
 /// Every living process that was started for a VM below `work_dir`, recorded or not.
-pub async fn scan(work_dir: &Path) -> io::Result<Vec<Process>> {
-    let work_dir = resolve(work_dir);
-    let scanned = tokio::task::spawn_blocking(move || proc::scan(&work_dir)).await;
-    let scan = scanned.unwrap_or_else(|join| Err(join.into()))?;
-    Ok(scan.found.into_iter().map(|it| it.process).collect())
+pub async fn agents(work_dir: &Path) -> io::Result<Vec<Process>> {
+    Ok(scan(&resolve(work_dir)).await?.found.into_iter().map(|it| it.process).collect())
 }
 
 /// Ends processes together: asked first, killed after `grace`. Returns when all have ended.

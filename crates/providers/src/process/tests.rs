@@ -70,17 +70,32 @@ impl Bench {
         ProcessProvider::new(options, Arc::new(SystemClock), self.tasks.clone())
     }
 
-    /// Once no process is amid an exec.
+    /// Every agent, once no process is amid its start.
     pub(super) fn agents(&self) -> Vec<Process> {
-        for _ in 0..10_000 {
-            let scan = proc::scan(&resolve(&self.work_dir())).unwrap();
-            if !scan.unsettled {
-                return scan.found.iter().map(|it| it.process).collect();
+        for _ in 0..100_000 {
+            if !is_forking() {
+                let scan = proc::scan(&resolve(&self.work_dir())).unwrap();
+                if !scan.unsettled {
+                    return scan.found.iter().map(|it| it.process).collect();
+                }
             }
             std::thread::yield_now();
         }
         panic!("some process never shows its environment");
     }
+}
+
+/// Whether a child of ours still shares our memory: a start may return before its child has a command line and an
+/// environment of its own. The lock of its directory tells a successor the same; a test holds no lock.
+fn is_forking() -> bool {
+    let ours = fs::read("/proc/self/cmdline").unwrap();
+    let parent = format!(" {} ", std::process::id());
+    fs::read_dir("/proc").unwrap().flatten().any(|entry| {
+        let is_ours = |stat: String| stat.rsplit_once(')').is_some_and(|(_, rest)| rest[2..].starts_with(&parent));
+        entry.file_name().as_encoded_bytes()[0].is_ascii_digit()
+            && fs::read_to_string(entry.path().join("stat")).is_ok_and(is_ours)
+            && fs::read(entry.path().join("cmdline")).is_ok_and(|cmdline| cmdline == ours)
+    })
 }
 
 pub(super) fn permit() -> Permit {
