@@ -17,6 +17,7 @@ use nstance_core::{
         objects::ObjectStore,
     },
     snapshot::Settings,
+    term::Guard,
 };
 use nstance_rt::{backoff::Backoff, chain::Chain, tasks::Tasks};
 use nstance_store::{
@@ -131,17 +132,8 @@ where
         seen = Some(look);
         tokio::time::sleep(FOLLOW).await;
     };
-    tokio::pin!(work);
-    let done = loop {
-        tokio::select! {
-            biased;
-            done = &mut work => break done,
-            () = tokio::time::sleep(keeper.timing().renew_interval) => {
-                if keeper.renew(&mut held).await == Renewal::Lost {
-                    anyhow::bail!("the cluster lease was lost while keys were made");
-                }
-            }
-        }
+    let Some(done) = renewing(&keeper, &mut held, work).await else {
+        anyhow::bail!("the cluster lease was lost while keys were made");
     };
     // Not giving it back only makes the next one wait.
     if let Err(error) = keeper.release(held).await {
@@ -236,12 +228,16 @@ async fn lead(
         return;
     };
     let scope = tasks.child();
-    let term = match begin(shared, applied, &scope, &held, rebuilt).await {
-        Ok(term) => term,
-        Err(error) => {
+    let guard = held.guard().clone();
+    let term = match renewing(keeper, &mut held, begin(shared, applied, &scope, guard, rebuilt)).await {
+        Some(Ok(term)) => term,
+        failed => {
+            let error = failed.and_then(Result::err).unwrap_or_else(|| anyhow::anyhow!("the lease was lost"));
             tracing::error!(error = format!("{error:#}"), "term not begun, handing over");
             shared.vitals.problem("term", format!("{error:#}"));
             release(shared, keeper, held).await;
+            // Whatever it had started already.
+            scope.end(STEP_DOWN).await;
             tokio::time::sleep(Duration::from_secs(1)).await;
             return;
         }
@@ -276,19 +272,7 @@ async fn acquire_state(shared: &Shared, cache: &Cache, keeper: &LeaseKeeper, hel
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(2));
     loop {
         let reading = rebuild(shared.store.as_ref(), Some(cache), &shared.shard, shared.entropy.as_ref());
-        tokio::pin!(reading);
-        let read = loop {
-            tokio::select! {
-                biased;
-                read = &mut reading => break read,
-                () = tokio::time::sleep(keeper.timing().renew_interval) => {
-                    if keeper.renew(held).await == Renewal::Lost {
-                        return None;
-                    }
-                }
-            }
-        };
-        match read {
+        match renewing(keeper, held, reading).await? {
             // Somebody with a higher epoch wrote here: we act only above it.
             Ok(rebuilt) if held.epoch() < rebuilt.highest_epoch => {
                 match keeper.raise(held, rebuilt.highest_epoch).await {
@@ -314,12 +298,30 @@ async fn acquire_state(shared: &Shared, cache: &Cache, keeper: &LeaseKeeper, hel
     }
 }
 
+/// Does `work` while the lease is kept. `None` if the lease was lost meanwhile.
+async fn renewing<T>(keeper: &LeaseKeeper, held: &mut Held, work: impl Future<Output = T>) -> Option<T> {
+    tokio::pin!(work);
+    let mut wait = keeper.timing().renew_interval;
+    loop {
+        tokio::select! {
+            biased;
+            done = &mut work => return Some(done),
+            () = tokio::time::sleep(wait) => {}
+        }
+        wait = match keeper.renew(held).await {
+            Renewal::Extended { .. } => keeper.timing().renew_interval,
+            Renewal::Retry { after, .. } => after,
+            Renewal::Lost => return None,
+        };
+    }
+}
+
 /// Fills the world, opens the ports, starts what runs. Ports open last.
 async fn begin(
     shared: &Arc<Shared>,
     applied: &Arc<Applied>,
     scope: &Tasks,
-    held: &Held,
+    guard: Guard,
     rebuilt: Rebuilt,
 ) -> anyhow::Result<Arc<Term>> {
     let server = &applied.config.server;
@@ -371,7 +373,7 @@ async fn begin(
     };
     let term = Term::new(
         shared.clone(),
-        held.guard().clone(),
+        guard,
         scope.clone(),
         world,
         Gate::new(pace, shared.clock.clone()),
