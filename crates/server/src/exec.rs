@@ -5,6 +5,7 @@
 //! and freed when it ends, so that no plan asks twice for what is under way.
 
 mod create;
+mod placement;
 
 use std::{sync::Arc, time::Duration};
 

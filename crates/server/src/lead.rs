@@ -34,7 +34,7 @@ use crate::{
     grpc::serve::{Ports, serve},
     pace::{Gate, Pace},
     service::config::{Applied, asked},
-    tasks::{collect, observe},
+    tasks::{capacity, collect, observe},
     term::{Advertised, Shared, Term},
     term_clock::TermClock,
     vitals::Role,
@@ -385,6 +385,7 @@ async fn begin(
     term.world.lock().agents_since = Some(term.now());
     scope.spawn("observe", observe::work(term.clone()));
     scope.spawn("collect", collect::work(term.clone()));
+    scope.spawn("capacity", capacity::work(term.clone()));
     term.wake_all();
     Ok(term)
 }

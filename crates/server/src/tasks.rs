@@ -1,5 +1,6 @@
 //! What runs by itself: each looks at state only, is idempotent, and ends with its term.
 
+pub mod capacity;
 pub mod collect;
 pub mod observe;
 pub mod reconcile;

@@ -5,6 +5,7 @@
 
 mod brake;
 mod entry;
+mod places;
 mod view;
 
 use std::{
@@ -27,6 +28,7 @@ use nstance_store::{rebuild::CorruptRecord, records::Versioned};
 
 pub use brake::{BrakeMemory, BrakeSettings};
 pub use entry::{Describe, Entry, Facts, Link, Notice, StreamId};
+pub use places::{Figure, Pair, Places, Room};
 
 use crate::term_clock::TermClock;
 
@@ -55,6 +57,7 @@ pub struct State {
     pub n_connected: usize,
     pub brake_settings: BrakeSettings,
     pub brake_memory: BrakeMemory,
+    pub places: Places,
 }
 
 /// What is asked of a group, and what happened in it lately.
@@ -148,6 +151,7 @@ impl World {
             n_connected: 0,
             brake_settings,
             brake_memory: BrakeMemory::default(),
+            places: Places::default(),
         };
         Self { clock, state: Mutex::new(state) }
     }
@@ -249,6 +253,12 @@ impl World {
     /// The groups that exist in any way: asked for, or named by a record or a VM.
     pub fn group_refs(&self) -> Vec<GroupRef> {
         self.lock().groups.keys().cloned().collect()
+    }
+
+    /// The subnets that groups may be made in.
+    pub fn subnets(&self) -> BTreeSet<String> {
+        let state = self.lock();
+        state.groups.values().filter_map(|it| it.merged.as_ref()).flat_map(|merged| merged.subnets.clone()).collect()
     }
 
     pub fn group_of(&self, instance: InstanceId) -> Option<GroupRef> {
@@ -355,6 +365,16 @@ impl GroupState {
         block.until = until;
         block.times += 1;
         self.revision += 1;
+    }
+
+    /// Notes until when a reason not to create is expected to last. Nothing was tried, so it does not count as having
+    /// come again.
+    pub fn wait(&mut self, kind: BlockKind, message: impl Into<String>, now: Timestamp, until: Timestamp) {
+        let times = self.blocks.get(&kind).map_or(0, |block| block.times);
+        self.block(kind, message, now, Some(until));
+        if let Some(block) = self.blocks.get_mut(&kind) {
+            block.times = times;
+        }
     }
 
     pub fn unblock(&mut self, kind: BlockKind) {

@@ -21,12 +21,15 @@ use nstance_core::{
 use nstance_rt::{backoff::Backoff, chain::Chain};
 use nstance_store::{cas::RecordError, records::Versioned};
 
-use super::{ExecError, finish};
+use super::{
+    ExecError, finish,
+    placement::{self, Choice, SPARED},
+};
 use crate::{
     events::{Reason, Tell},
     tasks::observe::{observe_call, provider_failed, provider_works},
     term::Term,
-    world::Facts,
+    world::{Facts, Pair, State},
 };
 
 /// Limit of one create call. Providers that are slower by nature say so by their own deadline inside it.
@@ -43,7 +46,17 @@ pub(super) fn begin(term: &Arc<Term>, group: &GroupRef, reason: CreateReason, pr
     let Some(merged) = it.merged.clone() else { return };
     let infra_hash = it.infra_hash.clone();
     let runtime_hash = it.runtime_hash.clone();
-    let Some(subnet) = merged.subnets.first().cloned() else { return };
+    let pairs = Pair::of(&merged);
+    let Pair { subnet, instance_type } = match place(&state, &pairs, now) {
+        Choice::Go(pair) => pair,
+        Choice::Wait { until, why } => {
+            state.group(group).wait(BlockKind::NoCapacity, why, now, until);
+            drop(state);
+            term.wake(group);
+            return;
+        }
+    };
+    let it = state.group(group);
     let cause = if reason == CreateReason::Replacement { it.losses.pop_front() } else { None };
     let entropy = term.shared.entropy.as_ref();
     let id = InstanceId::new(merged.kind, uuid_v7(now, random(entropy)));
@@ -65,7 +78,7 @@ pub(super) fn begin(term: &Arc<Term>, group: &GroupRef, reason: CreateReason, pr
         infra_hash,
         runtime_hash,
         config_etag: term.applied.etag.to_string(),
-        instance_type: merged.instance_type.clone(),
+        instance_type,
         subnet,
         image: None,
         nonce: NonceFact { jti: nstance_identity::nonce::new_jti(entropy), expires_at: now.plus(life), used_at: None },
@@ -97,6 +110,15 @@ pub(super) fn begin(term: &Arc<Term>, group: &GroupRef, reason: CreateReason, pr
         drop(place);
         term.wake(&instance.group);
     });
+}
+
+/// Where the next instance of a group goes.
+fn place(state: &State, pairs: &[Pair], now: Timestamp) -> Choice {
+    let n_all = u64::try_from(state.entries.len()).unwrap_or(u64::MAX);
+    placement::choose(pairs, &state.places, now, |subnet, figure| {
+        // Even if all that there is were hidden there would be room: no need to count.
+        if SPARED.saturating_add(n_all) < figure.free { 0 } else { state.n_hidden_creates(subnet, figure) }
+    })
 }
 
 /// Writes the intent, calls the provider, and sorts out what came of both.
@@ -142,7 +164,7 @@ async fn make(
                         state.remove(id);
                         state.group(group).uncount(instance.created_at);
                     }
-                    react(term, group, id, &error);
+                    react(term, &instance, &error);
                     return;
                 }
             }
@@ -175,7 +197,7 @@ async fn make(
     };
     let Some(durable) = durable else {
         if let Err(CallError::Provider(error)) = &created {
-            react(term, group, id, error);
+            react(term, instance, error);
         }
         return;
     };
@@ -198,6 +220,9 @@ async fn settle(term: &Arc<Term>, group: &GroupRef, id: InstanceId, created: Res
                 entry.attempts = 0;
                 entry.next_attempt_at = None;
             }
+            if let Some(pair) = state.entries.get(&id).map(|entry| pair_of(entry.instance())) {
+                state.places.pardon(&pair);
+            }
             let it = state.group(group);
             for kind in [BlockKind::NoCapacity, BlockKind::Quota, BlockKind::ProviderAuth, BlockKind::InvalidRequest] {
                 it.unblock(kind);
@@ -214,6 +239,7 @@ async fn settle(term: &Arc<Term>, group: &GroupRef, id: InstanceId, created: Res
         }
         Err(CallError::Provider(error)) if error.class.landed() == Landed::No => {
             let now = term.now();
+            let instance = { term.world.lock().entries.get(&id).map(|entry| entry.instance().clone()) };
             let failed = term
                 .update(id, |it| {
                     if it.create_failure.is_some() || it.registration.is_some() {
@@ -230,7 +256,9 @@ async fn settle(term: &Arc<Term>, group: &GroupRef, id: InstanceId, created: Res
             if let Ok(failed) = &failed {
                 term.world.lock().group(group).uncount(failed.created_at);
             }
-            react(term, group, id, &error);
+            if let Some(instance) = &instance {
+                react(term, instance, &error);
+            }
             finish(term, group, id, failed.map(|_| ()).map_err(ExecError::Update));
         }
         // Sent, or maybe sent: the planner asks to resolve it.
@@ -402,7 +430,8 @@ const UNWRITTEN: Duration = Duration::from_millis(500);
 const INVALID: Duration = Duration::from_secs(600);
 
 /// What a refusal means for the group's next creates.
-fn react(term: &Arc<Term>, group: &GroupRef, id: InstanceId, error: &ProviderError) {
+fn react(term: &Arc<Term>, instance: &Instance, error: &ProviderError) {
+    let (group, id) = (&instance.group, instance.id);
     let now = term.now();
     let message = format!("{}", Chain(error));
     term.tell(
@@ -421,10 +450,39 @@ fn react(term: &Arc<Term>, group: &GroupRef, id: InstanceId, error: &ProviderErr
         ErrorClass::Unavailable | ErrorClass::Ambiguous => return,
     };
     let mut state = term.world.lock();
+    if kind == BlockKind::NoCapacity && goes_elsewhere(&mut state, instance, now) {
+        return;
+    }
     let it = state.group(group);
     let times = it.blocks.get(&kind).map_or(0, |block| block.times);
     let wait = Duration::from_secs(first).saturating_mul(2_u32.saturating_pow(times)).min(Duration::from_secs(last));
-    it.block(kind, message, now, Some(now.plus(error.retry_after.unwrap_or(wait))));
+    let until = now.plus(error.retry_after.unwrap_or(wait));
+    it.block(kind, message, now, Some(until));
+    if kind == BlockKind::NoCapacity {
+        let pairs = it.merged.as_ref().map(|merged| Pair::of(merged)).unwrap_or_default();
+        state.places.shorten(&pairs, until);
+    }
+}
+
+fn pair_of(instance: &Instance) -> Pair {
+    Pair { subnet: instance.subnet.clone(), instance_type: instance.instance_type.clone() }
+}
+
+/// Notes that a choice had no capacity. Answers whether that needs no wait of its own: another choice is left, which
+/// the next plan takes with a new id, or the group waits already, because others of it met the same.
+fn goes_elsewhere(state: &mut State, instance: &Instance, now: Timestamp) -> bool {
+    state.places.penalise(pair_of(instance), now);
+    let Some(it) = state.groups.get(&instance.group) else { return false };
+    let Some(merged) = &it.merged else { return false };
+    let pairs = Pair::of(merged);
+    if matches!(place(state, &pairs, now), Choice::Go(_)) {
+        return true;
+    }
+    let waits = it.blocks.get(&BlockKind::NoCapacity).and_then(|block| block.until).filter(|until| now < *until);
+    if let Some(until) = waits {
+        state.places.shorten(&pairs, until);
+    }
+    waits.is_some()
 }
 
 /// The request of an instance: a pure function of its record and the config, so that a successor builds the same one.

@@ -1,0 +1,153 @@
+//! Where the next instance goes: the first choice of its group that is not known to be full.
+
+use std::time::Duration;
+
+use nstance_core::time::Timestamp;
+
+use crate::world::{Figure, Pair, Places, Room};
+
+/// Addresses of a subnet that are left to others.
+pub(super) const SPARED: u64 = 10;
+
+/// When to look again at subnets that have too few addresses left.
+const SHORT: Duration = Duration::from_secs(15);
+
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Choice {
+    Go(Pair),
+    /// Every choice is used up; the first may be free again then.
+    Wait {
+        until: Timestamp,
+        why: String,
+    },
+}
+
+/// Chooses among `pairs`, best first. A subnet of which nothing is known comes after all others, but it comes: not to
+/// know is no reason not to try. `hidden` counts our creates that a subnet's figure does not show.
+pub(super) fn choose(pairs: &[Pair], places: &Places, now: Timestamp, hidden: impl Fn(&str, Figure) -> u64) -> Choice {
+    let mut unsure = None;
+    let (mut n_penalised, mut n_short) = (0, 0);
+    let mut until: Option<Timestamp> = None;
+    let mut ends = |at: Timestamp| until = Some(until.map_or(at, |until| until.min(at)));
+    for pair in pairs {
+        if let Some(end) = places.penalty(pair, now) {
+            n_penalised += 1;
+            ends(end);
+            continue;
+        }
+        match places.room(&pair.subnet, now) {
+            Room::Unlimited => return Choice::Go(pair.clone()),
+            Room::Known(figure) if SPARED.saturating_add(hidden(&pair.subnet, figure)) < figure.free => {
+                return Choice::Go(pair.clone());
+            }
+            Room::Known(_) => {
+                n_short += 1;
+                ends(now.plus(SHORT));
+            }
+            Room::Unknown => {
+                unsure.get_or_insert(pair);
+            }
+        }
+    }
+    match unsure {
+        Some(pair) => Choice::Go(pair.clone()),
+        None => Choice::Wait {
+            until: until.unwrap_or(now.plus(SHORT)),
+            why: format!(
+                "of {} choices of subnet and instance type {n_penalised} had no capacity lately and {n_short} have too \
+                 few free addresses",
+                pairs.len()
+            ),
+        },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use nstance_core::ports::provider::SubnetFree;
+
+    use super::*;
+
+    const T0: Timestamp = Timestamp::EPOCH;
+
+    fn pair(subnet: &str, instance_type: &str) -> Pair {
+        Pair { subnet: subnet.to_owned(), instance_type: Some(instance_type.to_owned()) }
+    }
+
+    fn pairs() -> Vec<Pair> {
+        vec![pair("a", "big"), pair("a", "small"), pair("b", "big"), pair("b", "small")]
+    }
+
+    fn at(seconds: u64) -> Timestamp {
+        T0.plus(Duration::from_secs(seconds))
+    }
+
+    fn chosen(places: &Places, now: Timestamp) -> Option<Pair> {
+        match choose(&pairs(), places, now, |_, _| 0) {
+            Choice::Go(pair) => Some(pair),
+            Choice::Wait { .. } => None,
+        }
+    }
+
+    #[test]
+    fn the_first_choice_is_taken_while_nothing_speaks_against_it() {
+        assert_eq!(chosen(&Places::default(), T0), Some(pair("a", "big")));
+    }
+
+    #[test]
+    fn a_penalised_choice_is_passed_over_for_three_minutes() {
+        let mut places = Places::default();
+        places.penalise(pair("a", "big"), T0);
+        assert_eq!(chosen(&places, at(179)), Some(pair("a", "small")));
+        assert_eq!(chosen(&places, at(180)), Some(pair("a", "big")));
+    }
+
+    #[test]
+    fn a_pardoned_choice_is_taken_again() {
+        let mut places = Places::default();
+        places.penalise(pair("a", "big"), T0);
+        places.pardon(&pair("a", "big"));
+        assert_eq!(chosen(&places, T0), Some(pair("a", "big")));
+    }
+
+    #[test]
+    fn when_all_failed_it_waits_for_the_first_penalty_to_end() {
+        let mut places = Places::default();
+        for (n, pair) in pairs().into_iter().enumerate() {
+            places.penalise(pair, at(n as u64));
+        }
+        let choice = choose(&pairs(), &places, at(4), |_, _| 0);
+        assert!(matches!(choice, Choice::Wait { until, .. } if until == at(180)), "{choice:?}");
+        places.shorten(&pairs(), at(19));
+        assert_eq!(chosen(&places, at(18)), None);
+        assert_eq!(chosen(&places, at(19)), Some(pair("a", "big")));
+    }
+
+    #[test]
+    fn a_subnet_with_too_few_addresses_is_left_out() {
+        let mut places = Places::default();
+        places.learn("a", SubnetFree::Free(12), T0);
+        places.learn("b", SubnetFree::Unlimited, T0);
+        let with = |n_hidden| choose(&pairs(), &places, T0, |_, _| n_hidden);
+        assert_eq!(with(1), Choice::Go(pair("a", "big")));
+        assert_eq!(with(2), Choice::Go(pair("b", "big")));
+    }
+
+    #[test]
+    fn an_unknown_subnet_comes_last_but_comes() {
+        let mut places = Places::default();
+        places.learn("b", SubnetFree::Free(100), T0);
+        assert_eq!(chosen(&places, T0), Some(pair("b", "big")));
+        places.learn("b", SubnetFree::Free(3), T0);
+        assert_eq!(chosen(&places, T0), Some(pair("a", "big")));
+    }
+
+    #[test]
+    fn an_old_figure_is_not_believed() {
+        let mut places = Places::default();
+        places.learn("a", SubnetFree::Free(0), T0);
+        places.learn("b", SubnetFree::Free(0), T0);
+        assert_eq!(chosen(&places, at(29)), None);
+        assert_eq!(chosen(&places, at(30)), Some(pair("a", "big")));
+    }
+}
