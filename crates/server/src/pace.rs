@@ -3,6 +3,9 @@
 //!
 //! A fifth of the bucket is kept for termination notices and unhealthy replacements, so that a mass scale-up never
 //! makes a dying machine's replacement wait.
+//!
+//! A provider that throttles us slows the bucket down to half its rate, and again if it goes on; while it does not, the
+//! rate grows back by and by.
 
 use std::{
     collections::BTreeMap,
@@ -12,6 +15,18 @@ use std::{
 
 use nstance_core::{plan::Priority, ports::clock::Clock, time::Mono};
 use tokio::sync::oneshot;
+
+/// The rate never falls below this, in tokens per second.
+const SLOWEST: f64 = 0.5;
+
+/// Where no limit is set, throttling halves this rate.
+const UNLIMITED: f64 = 20.0;
+
+/// After so long without throttling the rate grows by a tenth.
+const CALM: Duration = Duration::from_secs(5);
+
+/// Refusals that come together are one: the calls behind them began before the rate could fall.
+const TOGETHER: Duration = Duration::from_secs(1);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Pace {
@@ -31,9 +46,19 @@ struct State {
     pace: Pace,
     tokens: f64,
     filled_at: Mono,
+    slowed: Option<Slowed>,
     running: u32,
     arrivals: u64,
     waiting: BTreeMap<(Priority, u64), oneshot::Sender<()>>,
+}
+
+/// The rate while the provider throttles us.
+struct Slowed {
+    /// Tokens per second.
+    rate: f64,
+    halved_at: Mono,
+    /// When the provider throttled us last, or the rate grew last.
+    calm_since: Mono,
 }
 
 /// A place among the running creates; dropping it lets the next one in.
@@ -54,6 +79,7 @@ impl Gate {
             pace,
             tokens: f64::from(pace.burst),
             filled_at: clock.monotonic(),
+            slowed: None,
             running: 0,
             arrivals: 0,
             waiting: BTreeMap::new(),
@@ -92,6 +118,14 @@ impl Gate {
         }
     }
 
+    /// The provider throttled a call, of whatever kind.
+    pub fn throttled(&self) {
+        let now = self.clock.monotonic();
+        let mut state = self.lock();
+        state.fill(now);
+        state.slow_down(now);
+    }
+
     /// Whether a create of this priority would have to wait for a token now, and until when.
     pub fn wait_for_token(&self, priority: Priority) -> Option<Duration> {
         let now = self.clock.monotonic();
@@ -116,7 +150,7 @@ impl Gate {
             let sender = state.waiting.remove(&key)?;
             if sender.send(()).is_ok() {
                 state.running += 1;
-                if !state.pace.refill.is_zero() {
+                if state.rate().is_some() {
                     state.tokens -= 1.0;
                 }
             }
@@ -125,19 +159,64 @@ impl Gate {
 }
 
 impl State {
+    /// Tokens per second now; `None` means no limit.
+    fn rate(&self) -> Option<f64> {
+        self.slowed.as_ref().map(|slowed| slowed.rate).or_else(|| self.usual_rate())
+    }
+
+    fn usual_rate(&self) -> Option<f64> {
+        (!self.pace.refill.is_zero()).then(|| self.pace.refill.as_secs_f64().recip())
+    }
+
+    fn slow_down(&mut self, now: Mono) {
+        let usual = self.usual_rate().unwrap_or(UNLIMITED);
+        match &mut self.slowed {
+            Some(slowed) => {
+                slowed.calm_since = now;
+                if TOGETHER <= now.since(slowed.halved_at) {
+                    // A rate that people set lower than our floor is not raised.
+                    slowed.rate = (slowed.rate / 2.0).max(SLOWEST.min(usual));
+                    slowed.halved_at = now;
+                }
+            }
+            none => {
+                *none = Some(Slowed { rate: (usual / 2.0).max(SLOWEST.min(usual)), halved_at: now, calm_since: now });
+            }
+        }
+    }
+
+    /// Takes in what has flowed into the bucket, at the rates it had meanwhile.
     fn fill(&mut self, now: Mono) {
-        if !self.pace.refill.is_zero() {
-            let gained = now.since(self.filled_at).as_secs_f64() / self.pace.refill.as_secs_f64();
-            self.tokens = (self.tokens + gained).min(f64::from(self.pace.burst));
+        let usual = self.usual_rate();
+        while let Some(slowed) = &mut self.slowed {
+            let grows_at = slowed.calm_since + CALM;
+            if now < grows_at {
+                break;
+            }
+            let (rate, since) = (slowed.rate, self.filled_at);
+            slowed.rate *= 1.1;
+            slowed.calm_since = grows_at;
+            if usual.unwrap_or(UNLIMITED) <= slowed.rate {
+                self.slowed = None;
+            }
+            self.flow(rate, grows_at.since(since));
+            self.filled_at = grows_at.max(since);
+        }
+        match self.rate() {
+            Some(rate) => self.flow(rate, now.since(self.filled_at)),
+            // Without a limit nothing is taken out, and whoever is throttled later begins with a full bucket.
+            None => self.tokens = f64::from(self.pace.burst),
         }
         self.filled_at = now;
     }
 
+    fn flow(&mut self, rate: f64, time: Duration) {
+        self.tokens = (self.tokens + rate * time.as_secs_f64()).min(f64::from(self.pace.burst));
+    }
+
     /// How long this priority must wait for its token; `None` if one is there.
     fn lacking(&self, priority: Priority) -> Option<Duration> {
-        if self.pace.refill.is_zero() {
-            return None;
-        }
+        let rate = self.rate()?;
         let reserve = match priority {
             Priority::TerminationNotice | Priority::Unhealthy => 0.0,
             // Of a bucket of fewer than five there is nothing to keep back.
@@ -145,7 +224,7 @@ impl State {
         };
         let missing = 1.0 + reserve - self.tokens;
         // A rounding's worth of a token is a token, or two clock readings could miss each other for ever.
-        (1e-9 < missing).then(|| self.pace.refill.mul_f64(missing).max(Duration::from_micros(100)))
+        (1e-9 < missing).then(|| Duration::from_secs_f64(missing / rate).max(Duration::from_micros(100)))
     }
 }
 
@@ -201,6 +280,89 @@ mod tests {
         assert!(futures::poll!(&mut low).is_pending());
         assert!(futures::poll!(&mut high).is_ready());
         assert!(futures::poll!(&mut low).is_ready(), "its place was given back when the other was dropped");
+    }
+
+    /// How many pass within so many seconds.
+    async fn n_within(gate: &Gate, seconds: u64) -> u32 {
+        let end = tokio::time::Instant::now() + Duration::from_secs(seconds);
+        let mut n = 0;
+        while let Ok(place) = tokio::time::timeout_at(end, gate.enter(Priority::ScaleUp)).await {
+            drop(place);
+            n += 1;
+        }
+        n
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn throttling_halves_the_rate() {
+        let gate = gate(100, 1, 100);
+        assert!((39..=42).contains(&n_within(&gate, 4).await));
+        gate.throttled();
+        assert!((19..=22).contains(&n_within(&gate, 4).await));
+        gate.throttled();
+        assert!((9..=12).contains(&n_within(&gate, 4).await));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn refusals_that_come_together_halve_the_rate_once() {
+        let gate = gate(100, 1, 100);
+        for _ in 0..64 {
+            gate.throttled();
+        }
+        assert!((19..=22).contains(&n_within(&gate, 4).await));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_rate_falls_no_further_than_one_in_two_seconds() {
+        let gate = gate(100, 1, 100);
+        for _ in 0..20 {
+            gate.throttled();
+            tokio::time::advance(Duration::from_secs(1)).await;
+        }
+        gate.throttled();
+        n_within(&gate, 1).await;
+        let wait = gate.wait_for_token(Priority::ScaleUp).unwrap();
+        assert!(wait <= Duration::from_secs(2), "{wait:?}");
+        assert_eq!(n_within(&gate, 4).await, 2);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_rate_set_below_the_floor_is_not_raised() {
+        let gate = gate(10_000, 1, 100);
+        n_within(&gate, 1).await;
+        gate.throttled();
+        assert_eq!(n_within(&gate, 30).await, 3);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_rate_grows_by_a_tenth_every_five_calm_seconds() {
+        let gate = gate(100, 1, 100);
+        gate.throttled();
+        let rate = |gate: &Gate| {
+            gate.wait_for_token(Priority::ScaleUp);
+            gate.lock().rate().unwrap()
+        };
+        tokio::time::advance(Duration::from_millis(4999)).await;
+        assert!((rate(&gate) - 5.0).abs() < 1e-6);
+        tokio::time::advance(Duration::from_millis(1)).await;
+        assert!((rate(&gate) - 5.5).abs() < 1e-6);
+        tokio::time::advance(Duration::from_secs(30)).await;
+        // 5 × 1.1⁷ = 9.74, and with the eighth step it is what it was.
+        assert!((rate(&gate) - 9.7436).abs() < 1e-3);
+        tokio::time::advance(Duration::from_secs(5)).await;
+        assert!((rate(&gate) - 10.0).abs() < 1e-6);
+        assert!(gate.lock().slowed.is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_a_limit_throttling_sets_one_until_it_is_over() {
+        let gate = gate(0, 1, 100);
+        assert!(gate.wait_for_token(Priority::ScaleUp).is_none());
+        gate.throttled();
+        assert!((39..=42).contains(&n_within(&gate, 4).await));
+        tokio::time::advance(Duration::from_secs(60)).await;
+        gate.wait_for_token(Priority::ScaleUp);
+        assert_eq!(gate.lock().rate(), None);
     }
 
     #[tokio::test(start_paused = true)]

@@ -182,8 +182,11 @@ fn next_look(
     }
 }
 
-/// Notes that the provider does not serve us. The probe ends that.
+/// Notes that the provider does not serve us, or not so fast. The probe, or time, ends that.
 pub fn provider_failed(term: &Arc<Term>, error: &ProviderError) {
+    if error.class == ErrorClass::Throttled {
+        term.gate.throttled();
+    }
     let now = term.now();
     let view = match error.class {
         ErrorClass::Unavailable | ErrorClass::Ambiguous => {
