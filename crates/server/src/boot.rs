@@ -80,6 +80,23 @@ pub const FIRST_HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPEC
 pub struct Served {
     pub health: Option<SocketAddr>,
     pub leader: Option<Leader>,
+    pub ending: Ending,
+}
+
+/// How this server ends, as its config says once there is one.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ending {
+    /// Limit of a graceful stop.
+    pub limit: Duration,
+    /// Wait before an exit with an error, at least and at most: a supervisor that restarts a whole fleet of servers
+    /// should not do it in step.
+    pub jitter: (Duration, Duration),
+}
+
+impl Default for Ending {
+    fn default() -> Self {
+        Self { limit: Duration::from_secs(10), jitter: (Duration::from_secs(1), Duration::from_secs(5)) }
+    }
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -151,6 +168,7 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
         signal = signals.next() => Ok(signal),
         fatal = running.failed() => Err(fatal),
     };
+    let ending = running.served.borrow().ending.clone();
     match ended {
         Ok(signal) => {
             tracing::info!(signal, "stopping; a second signal ends at once");
@@ -158,14 +176,19 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
             tokio::select! {
                 biased;
                 _ = signals.next() => Ok(ExitCode::FAILURE),
-                () = running.stop(Duration::from_secs(10)) => Ok(ExitCode::SUCCESS),
+                () = running.stop(ending.limit) => Ok(ExitCode::SUCCESS),
             }
         }
         Err(fatal) => {
-            running.stop(Duration::from_secs(2)).await;
-            // A supervisor that restarts a whole fleet of servers should not do it in step.
-            let jitter = nstance_rt::entropy::jitter(entropy.as_ref(), Duration::from_secs(1));
-            tokio::time::sleep(jitter).await;
+            running.stop(ending.limit).await;
+            let (least, most) = ending.jitter;
+            let jitter = nstance_rt::entropy::jitter(entropy.as_ref(), most.saturating_sub(least));
+            tracing::error!(error = fatal, "server ends");
+            tokio::select! {
+                biased;
+                _ = signals.next() => {}
+                () = tokio::time::sleep(least + jitter) => {}
+            }
             anyhow::bail!(fatal)
         }
     }
@@ -223,6 +246,10 @@ impl Boot {
         self.qualified().await?;
         let (applied, rejected) = self.config(&last_good).await?;
         let server = &applied.config.server;
+        self.served.send_modify(|served| {
+            let jitter = &server.error_exit_jitter;
+            served.ending = Ending { limit: server.shutdown_timeout, jitter: (jitter.min_delay, jitter.max_delay) };
+        });
         self.check_advertise_host(&applied).map_err(End::Fatal)?;
         self.health_port(health, &applied).await?;
         // Bound for the life of the process: while it is, no other server can be bound here, so one that finds the

@@ -28,7 +28,6 @@ fn main() -> ExitCode {
     match ended {
         Ok(code) => code,
         Err(error) => {
-            tracing::error!(error = format!("{error:#}"), "server ends");
             eprintln!("nstance-server: {error:#}");
             ExitCode::FAILURE
         }
