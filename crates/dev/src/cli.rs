@@ -172,6 +172,9 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
         // Before anything else: the terminal's signals are for whoever started us. Fails only if we lead a session.
         let _ = rustix::process::setsid();
     }
+    if matches!(cli.command, Command::Status(_) | Command::Logs(_) | Command::Env(_)) {
+        nstance_rt::pipe::end_quietly_when_closed();
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.context("start the runtime")?;
     let ended = runtime.block_on(dispatch(cli.command));

@@ -47,7 +47,7 @@ pub(crate) async fn run(args: &UpArgs) -> anyhow::Result<ExitCode> {
         if ready {
             copy(&path, shown);
             let flag = layout.dir_flag();
-            println!("up in the background (pid {}); nstance-dev status|logs|down{flag}", pid.unwrap_or_default());
+            say!("up in the background (pid {}); nstance-dev status|logs|down{flag}", pid.unwrap_or_default());
             return Ok(ExitCode::SUCCESS);
         }
         tokio::select! {

@@ -43,14 +43,14 @@ pub(crate) fn heal(layout: &Layout) -> anyhow::Result<()> {
         match fs::remove_file(records::hold_path(layout, name)) {
             Ok(()) => {
                 n_healed += 1;
-                println!("{name} is started again");
+                say!("{name} is started again");
             }
             Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
             Err(error) => return Err(error).with_context(|| format!("let {name} start again")),
         }
     }
     if n_healed == 0 {
-        println!("nothing was held down");
+        say!("nothing was held down");
     }
     Ok(())
 }
@@ -64,26 +64,26 @@ async fn instance(layout: &Layout, id: &str, no_wait: bool) -> anyhow::Result<Ex
     if !kill_agent(&layout.instances(), instance).with_context(|| format!("kill the agent of {id}"))? {
         bail!("the agent of {id} (pid {}) died by itself just now", agent.pid);
     }
-    println!("killed instance/{id} (pid {})", agent.pid);
+    say!("killed instance/{id} (pid {})", agent.pid);
     let (mut client, events) = match watched {
         None => return Ok(ExitCode::SUCCESS),
         Some(Ok(watched)) => watched,
         Some(Err(error)) => {
-            println!("recovery not measured: {error:#}");
+            say!("recovery not measured: {error:#}");
             return Ok(ExitCode::SUCCESS);
         }
     };
     let recovery = recovery(&mut client, events, id, killed, killed_at);
     let why = match tokio::time::timeout(PATIENCE, recovery).await {
         Ok(Ok(Recovery::Ready(line))) => {
-            println!("{line}");
+            say!("{line}");
             return Ok(ExitCode::SUCCESS);
         }
         Ok(Ok(Recovery::Held(why))) => format!("no replacement is asked for: {why}"),
         Ok(Err(error)) => format!("recovery not measured: {error:#}"),
         Err(_) => "no replacement was ready within 60 s".to_owned(),
     };
-    println!("{why}; look with `nstance-dev status{}`", layout.dir_flag());
+    say!("{why}; look with `nstance-dev status{}`", layout.dir_flag());
     Ok(ExitCode::FAILURE)
 }
 
@@ -159,13 +159,13 @@ async fn server(layout: &Layout, args: &KillArgs) -> anyhow::Result<ExitCode> {
     }
     let killed = SystemClock.monotonic();
     record.process.kill_hard().with_context(|| format!("kill {name}"))?;
-    println!("killed {name} (pid {})", record.process.pid);
+    say!("killed {name} (pid {})", record.process.pid);
     if args.no_restart {
-        println!("it stays down until `nstance-dev heal{flag}`");
+        say!("it stays down until `nstance-dev heal{flag}`");
         return Ok(ExitCode::SUCCESS);
     }
     if !has_supervisor {
-        println!("no `up` is running that would start it again; start one with `nstance-dev up{flag}`");
+        say!("no `up` is running that would start it again; start one with `nstance-dev up{flag}`");
         return Ok(ExitCode::SUCCESS);
     }
     if args.no_wait {
@@ -173,11 +173,11 @@ async fn server(layout: &Layout, args: &KillArgs) -> anyhow::Result<ExitCode> {
     }
     match tokio::time::timeout(PATIENCE, comeback(layout, &record, killed)).await {
         Ok(line) => {
-            println!("{line}");
+            say!("{line}");
             Ok(ExitCode::SUCCESS)
         }
         Err(_) => {
-            println!("{name} was not back within 60 s; look with `nstance-dev logs {name}{flag}`");
+            say!("{name} was not back within 60 s; look with `nstance-dev logs {name}{flag}`");
             Ok(ExitCode::FAILURE)
         }
     }

@@ -4,6 +4,14 @@
 //! server, and, through the server, agents. Everything it knows is in files below one directory, so every other command
 //! works beside it, and after it.
 
+/// Prints a line for whoever still reads: what is done does not depend on it.
+macro_rules! say {
+    ($($text:tt)*) => {{
+        use std::io::Write;
+        let _ = writeln!(std::io::stdout(), $($text)*);
+    }};
+}
+
 pub mod cli;
 
 pub mod layout;

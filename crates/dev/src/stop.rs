@@ -23,7 +23,7 @@ pub(crate) async fn down(layout: &Layout) -> anyhow::Result<()> {
     if let Some(up) = records::supervisor(layout) {
         // It stops the others itself, in this same order, and does not restart what we end.
         if up.process.end(SUPERVISOR_GRACE).await.context("end the supervisor")? {
-            println!("stopped up (pid {}), and what it had started", up.process.pid);
+            say!("stopped up (pid {}), and what it had started", up.process.pid);
             n_stopped += 1;
         }
         up.forget(layout);
@@ -35,7 +35,7 @@ pub(crate) async fn down(layout: &Layout) -> anyhow::Result<()> {
         n_stopped += usize::from(end_recorded(layout, name, grace).await?);
     }
     if n_stopped == 0 {
-        println!("nothing was running in {}", layout.shown());
+        say!("nothing was running in {}", layout.shown());
     }
     Ok(())
 }
@@ -44,10 +44,10 @@ async fn agents_off(layout: &Layout) -> anyhow::Result<usize> {
     let off = power::power_off(&layout.instances(), AGENT_GRACE).await.context("switch the agents off")?;
     let n_agents = off.instances.len() + off.strays;
     if 0 < n_agents {
-        println!("switched off {n_agents} agents");
+        say!("switched off {n_agents} agents");
     }
     for problem in &off.problems {
-        println!("not switched off: {problem}");
+        say!("not switched off: {problem}");
     }
     Ok(n_agents)
 }
@@ -57,7 +57,7 @@ pub(crate) async fn end_recorded(layout: &Layout, name: &str, grace: Duration) -
     let Some(record) = RunFile::read(layout, name) else { return Ok(false) };
     let ended = record.process.end(grace).await.with_context(|| format!("end {name} (pid {})", record.process.pid))?;
     if ended {
-        println!("stopped {name} (pid {})", record.process.pid);
+        say!("stopped {name} (pid {})", record.process.pid);
     }
     record.forget(layout);
     let _ = fs::remove_file(records::hold_path(layout, name));
@@ -67,7 +67,7 @@ pub(crate) async fn end_recorded(layout: &Layout, name: &str, grace: Duration) -
 /// Stops everything and removes the directory, if it bears our mark.
 pub(crate) async fn clean(dir: &Path) -> anyhow::Result<()> {
     if !dir.exists() {
-        println!("{} is not there, nothing to clean", dir.display());
+        say!("{} is not there, nothing to clean", dir.display());
         return Ok(());
     }
     let layout = Layout::open(dir)?;
@@ -81,6 +81,6 @@ pub(crate) async fn clean(dir: &Path) -> anyhow::Result<()> {
     down(&layout).await?;
     end_all(&layout.instances()).context("end left-over agents")?;
     fs::remove_dir_all(layout.dir()).with_context(|| format!("remove {}", layout.dir().display()))?;
-    println!("removed {}", layout.shown());
+    say!("removed {}", layout.shown());
     Ok(())
 }

@@ -10,6 +10,8 @@ pub mod tasks;
 
 pub mod shutdown;
 
+pub mod pipe;
+
 pub mod chain;
 
 pub mod telemetry;

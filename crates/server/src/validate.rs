@@ -12,6 +12,7 @@ use crate::{
 };
 
 pub async fn run(args: &Args) -> anyhow::Result<ExitCode> {
+    nstance_rt::pipe::end_quietly_when_closed();
     let file = args.validate.as_deref().filter(|path| !path.as_os_str().is_empty());
     let (name, bytes) = match file {
         Some(path) => {
