@@ -4,6 +4,7 @@
 //! Every effect asks the guard for a permit right before it starts. An instance is marked busy before its task begins
 //! and freed when it ends, so that no plan asks twice for what is under way.
 
+mod balance;
 mod create;
 mod placement;
 
@@ -24,8 +25,10 @@ use crate::{
     events::{Reason, Tell},
     tasks::observe::{observe_call, provider_failed},
     term::{Term, UpdateError},
-    world::{Entry, Facts},
+    world::{Entry, Facts, Way},
 };
+
+pub use balance::look_at_balancers;
 
 /// Who decided, in facts that name a person or us.
 const BY: &str = "planner";
@@ -146,10 +149,8 @@ pub fn start(term: &Arc<Term>, planned: Planned) {
                 move |term, group| async move { terminate_orphan(&term, &group, &vm).await },
             );
         }
-        // No provider of this build has load balancers that a group could name yet.
-        Action::LbRegister { lb, instance } | Action::LbDeregister { lb, instance } => {
-            tracing::error!(%lb, %instance, "load balancers are not served by this build");
-        }
+        Action::LbRegister { lb, instance } => balance::start(term, group, instance, lb, Way::In),
+        Action::LbDeregister { lb, instance } => balance::start(term, group, instance, lb, Way::Out),
     }
 }
 

@@ -3,6 +3,7 @@
 //! It is filled at take-over, changed only after a commit (or by an observation), and dropped with the term. One lock,
 //! never held over an await. Everything in ordered maps: the order of a walk reaches plans, ids and logs.
 
+mod balancers;
 mod brake;
 mod entry;
 mod places;
@@ -17,7 +18,7 @@ use std::{
 use nstance_config::MergedGroup;
 use nstance_core::{
     group::Desired,
-    ids::{GroupRef, InstanceId, Tenant},
+    ids::{GroupRef, InstanceId, LbKey, Tenant},
     instance::{Instance, Phase, Seen},
     plan::Hold,
     ports::provider::{Vm, VmRef},
@@ -26,6 +27,7 @@ use nstance_core::{
 };
 use nstance_store::{rebuild::CorruptRecord, records::Versioned};
 
+pub use balancers::{Balance, Way};
 pub use brake::{BrakeMemory, BrakeSettings};
 pub use entry::{Describe, Entry, Facts, Link, Notice, StreamId};
 pub use places::{Figure, Pair, Places, Room};
@@ -58,6 +60,8 @@ pub struct State {
     pub brake_settings: BrakeSettings,
     pub brake_memory: BrakeMemory,
     pub places: Places,
+    /// Load balancers that somebody looks at until nobody drains out of them.
+    pub watched_balancers: BTreeSet<LbKey>,
 }
 
 /// What is asked of a group, and what happened in it lately.
@@ -152,6 +156,7 @@ impl World {
             brake_settings,
             brake_memory: BrakeMemory::default(),
             places: Places::default(),
+            watched_balancers: BTreeSet::new(),
         };
         Self { clock, state: Mutex::new(state) }
     }
@@ -221,12 +226,16 @@ impl World {
         let state = self.lock();
         let now = self.now();
         let members = &state.groups.get(group)?.members;
-        members
-            .iter()
-            .filter_map(|id| state.entries.get(id))
+        let entries = || members.iter().filter_map(|id| state.entries.get(id));
+        // What is due already was planned in this pass, or waits for something that wakes the worker.
+        let balances = entries()
+            .flat_map(|entry| entry.balancers.values())
+            .filter_map(|known| known.next_attempt_at.filter(|at| now < *at));
+        entries()
             .flat_map(|entry| [entry.describe.due, entry.next_health_change(&state, now)])
             .chain([state.brake_memory.next_change()])
             .flatten()
+            .chain(balances)
             .min()
     }
 

@@ -2,6 +2,7 @@
 //!
 //! A complete listing joins VMs and records by instance id. It proves no absence by itself: a record whose VM is
 //! missing is looked at by id. A VM without a record becomes a candidate, which the planner adopts or ends.
+//! With every listing the members of the load balancers are looked at too.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
@@ -56,7 +57,10 @@ async fn sleep(wait: Duration) {
 async fn list(term: &Arc<Term>, timeout: Duration) -> bool {
     let started = term.world.clock().monotonic();
     let asked_at = term.now();
-    let listed = match tokio::time::timeout(timeout, term.shared.provider.list()).await {
+    // Beside the listing: who is in a load balancer is part of the picture that removals need.
+    let balancers = exec::look_at_balancers(term);
+    let (listed, ()) = tokio::join!(tokio::time::timeout(timeout, term.shared.provider.list()), balancers);
+    let listed = match listed {
         Ok(listed) => listed,
         Err(_) => Err(ProviderError::new("list", ErrorClass::Unavailable, "no answer in time")),
     };

@@ -1,8 +1,9 @@
 //! One instance in the leader's memory: its facts, its VM, its agent.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use nstance_core::{
+    ids::LbKey,
     instance::{Addresses, Health, Instance, Phase, Seen},
     ports::provider::{Vm, VmRef},
     snapshot::Busy,
@@ -11,7 +12,7 @@ use nstance_core::{
 use nstance_store::records::Versioned;
 use tokio_util::sync::CancellationToken;
 
-use super::{RETURN_GRACE, State};
+use super::{Balance, RETURN_GRACE, State};
 
 /// Facts in memory are what was committed, except for an intent whose write is still on its way.
 pub enum Facts {
@@ -73,6 +74,8 @@ pub struct Entry {
     pub vm: Option<Vm>,
     pub link: Link,
     pub describe: Describe,
+    /// Load balancers it is in, or was.
+    pub balancers: BTreeMap<LbKey, Balance>,
     pub busy: Option<Busy>,
     pub attempts: u32,
     pub next_attempt_at: Option<Timestamp>,
@@ -104,6 +107,7 @@ impl Entry {
                 config_hash: String::new(),
             },
             describe: Describe::default(),
+            balancers: BTreeMap::new(),
             busy: None,
             attempts: 0,
             next_attempt_at: None,

@@ -137,7 +137,7 @@ fn instance_view(state: &State, entry: &Entry, now: Timestamp) -> InstanceView {
             .as_ref()
             .filter(|notice| matches!(notice.action.as_str(), "rebalance" | "maintenance"))
             .map(|notice| notice.at),
-        load_balancers: BTreeMap::new(),
+        load_balancers: entry.balancers.iter().map(|(lb, known)| (lb.clone(), known.state)).collect(),
         busy: entry.busy,
         next_attempt_at: entry.next_attempt_at,
     }
