@@ -8,8 +8,8 @@ use std::sync::Arc;
 use nstance_core::instance::Instance;
 use nstance_rt::{chain::Chain, tasks::Tasks};
 use nstance_store::{
-    cache::{Cache, CachedObject},
-    records::{Versioned, encode, instance_key},
+    cache::{Cache, CacheError, CachedObject},
+    records::{Record, Versioned, encode, groups::GroupsFile, instance_key},
 };
 use tokio::sync::mpsc;
 
@@ -19,6 +19,7 @@ const QUEUE: usize = 4096;
 
 enum Write {
     Put(Box<Versioned<Instance>>),
+    Groups(String, Box<Versioned<GroupsFile>>),
     Purge(Box<Instance>),
 }
 
@@ -44,6 +45,7 @@ impl CacheWriter {
                 for write in batch {
                     let written = match write {
                         Write::Put(record) => put(&cache, &record),
+                        Write::Groups(key, file) => put_object(&cache, key, &file),
                         Write::Purge(instance) => cache.purge_instance(&instance),
                     };
                     if let Err(error) = written {
@@ -59,6 +61,10 @@ impl CacheWriter {
         self.send(Write::Put(Box::new(record.clone())));
     }
 
+    pub fn put_groups(&self, key: String, file: &Versioned<GroupsFile>) {
+        self.send(Write::Groups(key, Box::new(file.clone())));
+    }
+
     pub fn purge(&self, instance: &Instance) {
         self.send(Write::Purge(Box::new(instance.clone())));
     }
@@ -70,13 +76,14 @@ impl CacheWriter {
     }
 }
 
-fn put(cache: &Cache, record: &Versioned<Instance>) -> Result<(), nstance_store::cache::CacheError> {
-    let Versioned { value, etag, meta, extra } = record;
-    cache.put_objects(&[CachedObject {
-        key: instance_key(&value.shard, &value.group.tenant, &value.id),
-        etag: etag.clone(),
-        body: encode(value, meta, extra),
-        epoch: meta.epoch,
-    }])?;
+fn put(cache: &Cache, record: &Versioned<Instance>) -> Result<(), CacheError> {
+    let value = &record.value;
+    put_object(cache, instance_key(&value.shard, &value.group.tenant, &value.id), record)?;
     cache.put_instance(value)
+}
+
+fn put_object<T: Record>(cache: &Cache, key: String, record: &Versioned<T>) -> Result<(), CacheError> {
+    let Versioned { value, etag, meta, extra } = record;
+    let body = encode(value, meta, extra);
+    cache.put_objects(&[CachedObject { key, etag: etag.clone(), body, epoch: meta.epoch }])
 }

@@ -110,6 +110,7 @@ pub struct Tell {
     message: String,
     detail: BTreeMap<&'static str, String>,
     actor: String,
+    severity: Severity,
 }
 
 impl Tell {
@@ -121,6 +122,7 @@ impl Tell {
             message: message.into(),
             detail: BTreeMap::new(),
             actor: String::new(),
+            severity: reason.severity(),
         }
     }
 
@@ -134,6 +136,12 @@ impl Tell {
 
     pub fn detail(mut self, name: &'static str, value: impl ToString) -> Self {
         self.detail.insert(name, value.to_string());
+        self
+    }
+
+    /// More serious than its reason usually is.
+    pub fn warning(mut self) -> Self {
+        self.severity = Severity::Warning;
         self
     }
 
@@ -161,10 +169,10 @@ impl Events {
     }
 
     pub fn tell(&self, at: Timestamp, epoch: Epoch, tell: Tell) {
-        let Tell { reason, group, instance, message, detail, actor } = tell;
+        let Tell { reason, group, instance, message, detail, actor, severity } = tell;
         let shown_group = group.as_ref().map(ToString::to_string).unwrap_or_default();
         let shown_instance = instance.as_ref().map(ToString::to_string).unwrap_or_default();
-        let (name, severity) = (reason.as_str(), reason.severity());
+        let name = reason.as_str();
         match severity {
             Severity::Debug => {
                 tracing::debug!(reason = name, group = shown_group, instance = shown_instance, %epoch, ?detail, "{message}");

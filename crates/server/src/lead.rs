@@ -33,7 +33,10 @@ use crate::{
     events::{Reason, Tell},
     grpc::serve::{Ports, serve},
     pace::{Gate, Pace},
-    service::config::{Applied, asked},
+    service::{
+        config::{Applied, asked},
+        groups::Groups,
+    },
     tasks::{capacity, collect, observe},
     term::{Advertised, Shared, Term},
     term_clock::TermClock,
@@ -346,14 +349,19 @@ async fn begin(
         },
     );
     let groups_known = !matches!(rebuilt.groups, nstance_store::rebuild::GroupsState::Unreadable(_));
-    let groups = rebuilt.groups.present().or(rebuilt.remembered_groups.as_deref());
     for key in &rebuilt.foreign_keys {
         tracing::warn!(key, "object below instance/ names no instance, it is left alone");
     }
-    let asked = asked(&applied.config, groups, &shared.authority.bundle_pem());
+    let remembered = rebuilt.remembered_groups.is_some();
+    let groups = Groups::new(rebuilt.groups, rebuilt.remembered_groups);
+    let asked = asked(&applied.config, groups.file().as_ref(), &shared.authority.bundle_pem());
     world.load(rebuilt.instances, rebuilt.corrupt);
-    world.ask(asked);
-    world.lock().complete.groups = groups_known || rebuilt.remembered_groups.is_some();
+    world.ask(asked.into_iter().map(|(group, asked)| (group, Some(asked))).collect());
+    {
+        let mut state = world.lock();
+        state.complete.groups = groups_known || remembered;
+        state.default_drain_timeout = server.default_drain_timeout;
+    }
     let pace = Pace {
         refill: server.create_rate_limit,
         burst: server.create_burst,
@@ -377,7 +385,7 @@ async fn begin(
         scope.clone(),
         world,
         Gate::new(pace, shared.clock.clone()),
-        applied.clone(),
+        (applied.clone(), groups),
         advertised,
     );
     restore(&term, rebuilt.vanished).await;

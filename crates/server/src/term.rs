@@ -33,7 +33,7 @@ use crate::{
     events::{Events, Reason, Tell},
     metrics::Metrics,
     pace::Gate,
-    service::config::Applied,
+    service::{config::Applied, groups::Groups},
     tasks::{observe::Observer, reconcile},
     vitals::Vitals,
     world::{Facts, World},
@@ -72,6 +72,7 @@ pub struct Term {
     pub gate: Gate,
     pub observer: Observer,
     pub applied: Arc<Applied>,
+    pub groups: Groups,
     pub advertised: Advertised,
     wakes: Mutex<BTreeMap<GroupRef, Arc<Notify>>>,
     listing: Arc<Notify>,
@@ -85,7 +86,7 @@ impl Term {
         tasks: Tasks,
         world: World,
         gate: Gate,
-        applied: Arc<Applied>,
+        (applied, groups): (Arc<Applied>, Groups),
         advertised: Advertised,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -96,6 +97,7 @@ impl Term {
             gate,
             observer: Observer::default(),
             applied,
+            groups,
             advertised,
             wakes: Mutex::default(),
             listing: Arc::default(),

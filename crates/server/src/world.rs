@@ -48,6 +48,8 @@ pub struct State {
     pub settings: Settings,
     pub runaway_window: Duration,
     pub health_check_interval: Duration,
+    /// For groups that say nothing else, those being deleted included.
+    pub default_drain_timeout: Duration,
     pub entries: BTreeMap<InstanceId, Entry>,
     pub groups: BTreeMap<GroupRef, GroupState>,
     pub corrupt: Vec<CorruptRecord>,
@@ -146,6 +148,7 @@ impl World {
             settings,
             runaway_window,
             health_check_interval,
+            default_drain_timeout: Duration::ZERO,
             entries: BTreeMap::new(),
             groups: BTreeMap::new(),
             corrupt: Vec::new(),
@@ -189,19 +192,17 @@ impl World {
         state.complete.records = true;
     }
 
-    /// Says what is asked of every group. Groups that nobody asks for any more, but that have records, become unknown.
-    pub fn ask(&self, asked: BTreeMap<GroupRef, Asked>) {
+    /// Says what is asked of some groups. One that nobody asks for any more (`None`) becomes unknown: its
+    /// instances live on.
+    pub fn ask(&self, asked: BTreeMap<GroupRef, Option<Asked>>) {
         let now = self.now();
         let mut state = self.lock();
         let window = state.runaway_window;
-        for (group, it) in &mut state.groups {
-            if !asked.contains_key(group) {
-                it.desired = Desired::Unknown;
-                it.merged = None;
-                it.revision += 1;
-            }
-        }
         for (group, asked) in asked {
+            let Some(asked) = asked else {
+                state.unask(&group);
+                continue;
+            };
             let it = state.group(&group);
             if let Desired::Known(size) = asked.desired {
                 it.sizes.retain(|(at, _)| now.since(*at) <= window);
@@ -285,6 +286,14 @@ impl World {
 impl State {
     pub fn group(&mut self, group: &GroupRef) -> &mut GroupState {
         self.groups.entry(group.clone()).or_default()
+    }
+
+    fn unask(&mut self, group: &GroupRef) {
+        let Some(it) = self.groups.get_mut(group) else { return };
+        it.desired = Desired::Unknown;
+        it.merged = None;
+        it.etag = String::new();
+        it.revision += 1;
     }
 
     /// Takes in facts of an instance nobody knew yet, or newer ones of one we know.

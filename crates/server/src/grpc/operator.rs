@@ -1,4 +1,4 @@
-//! Port 8993. What this build serves: looking at groups and instances, and watching events.
+//! Port 8993: looking at groups and instances, changing them, and watching events.
 
 use std::{pin::Pin, sync::Arc};
 
@@ -8,10 +8,10 @@ use tokio::sync::broadcast::error::RecvError;
 use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
-use super::{auth::Caller, status::Refusal};
+use super::{auth::Caller, convert, status::Refusal};
 use crate::{
     events::{Events, Severity},
-    service::status,
+    service::{groups, status},
     term::Term,
 };
 
@@ -44,7 +44,7 @@ impl OperatorService for Operator {
             last_modified: applied.modified.map(status::timestamp),
             size: i64::try_from(applied.size).unwrap_or(i64::MAX),
             loaded_at: Some(status::timestamp(applied.loaded_at)),
-            groups_etag: String::new(),
+            groups_etag: term.groups.etag(),
             cluster_id: term.shared.cluster.to_string(),
             shard: term.shared.shard.to_string(),
             leader_id: term.shared.id.to_string(),
@@ -173,8 +173,17 @@ impl OperatorService for Operator {
         Err(later("RefreshConfig"))
     }
 
-    async fn upsert_group(&self, _: Request<v1::UpsertGroupRequest>) -> Result<Response<v1::GroupStatus>, Status> {
-        Err(later("UpsertGroup"))
+    async fn upsert_group(
+        &self,
+        request: Request<v1::UpsertGroupRequest>,
+    ) -> Result<Response<v1::GroupStatus>, Status> {
+        let caller = Caller::of(&request)?;
+        let upsert = convert::upsert(caller.tenant(), actor(&caller), request.into_inner())?;
+        let group = upsert.group.clone();
+        groups::upsert(&self.term, upsert).await?;
+        status::group(&self.term, &group)
+            .map(Response::new)
+            .ok_or_else(|| Refusal::not_found(format!("group {} was removed meanwhile", group.group)).into())
     }
 
     async fn delete_group(&self, _: Request<v1::DeleteGroupRequest>) -> Result<Response<()>, Status> {
@@ -234,6 +243,14 @@ impl OperatorService for Operator {
 
     async fn watch_errors(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchErrorsStream>, Status> {
         Err(later("WatchErrors"))
+    }
+}
+
+/// Who asked, for facts and events.
+fn actor(caller: &Caller) -> String {
+    match caller {
+        Caller::Operator { operator, .. } => operator.to_string(),
+        Caller::Agent { instance, .. } => instance.to_string(),
     }
 }
 

@@ -1,11 +1,16 @@
 //! The one place where refusals become gRPC statuses. Each carries a code, a text for people and a typed reason.
 
-use nstance_proto::rpc;
+use nstance_config::{Problem, problems::MAX_PRINTED};
+use nstance_proto::{rpc, v1};
 use prost::Message;
 use tonic::{Code, Status};
 
 /// The domain of every reason.
 pub const DOMAIN: &str = "nstance";
+
+/// Texts are cut so that a status stays below what HTTP/2 takes as headers.
+const MAX_TEXT: usize = 2048;
+const MAX_PROBLEM_TEXT: usize = 128;
 
 /// A refusal before it is put on the wire.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -14,11 +19,13 @@ pub struct Refusal {
     pub code: Code,
     pub reason: &'static str,
     pub message: String,
+    /// Everything that is wrong with a bad input.
+    pub problems: Vec<Problem>,
 }
 
 impl Refusal {
     pub fn new(code: Code, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { code, reason, message: message.into() }
+        Self { code, reason, message: message.into(), problems: Vec::new() }
     }
 
     pub fn unauthenticated(reason: &'static str, message: impl Into<String>) -> Self {
@@ -37,6 +44,23 @@ impl Refusal {
         Self::new(Code::InvalidArgument, reason, message)
     }
 
+    /// A bad request: all of its problems, in the text and typed.
+    pub fn bad_request(problems: Vec<Problem>) -> Self {
+        let shown = problems.iter().take(MAX_PRINTED).map(|it| match it.path.as_str() {
+            "" => it.message.clone(),
+            path => format!("{path}: {}", it.message),
+        });
+        let mut message = shown.collect::<Vec<_>>().join("; ");
+        if let Some((end, _)) = message.char_indices().nth(MAX_TEXT) {
+            message.truncate(end);
+        }
+        Self { problems, ..Self::invalid("BAD_REQUEST", message) }
+    }
+
+    pub fn precondition(reason: &'static str, message: impl Into<String>) -> Self {
+        Self::new(Code::FailedPrecondition, reason, message)
+    }
+
     pub fn not_found(message: impl Into<String>) -> Self {
         Self::new(Code::NotFound, "NOT_FOUND", message)
     }
@@ -52,13 +76,42 @@ impl From<Refusal> for Status {
         let details = rpc::Status {
             code: refusal.code as i32,
             message: refusal.message.clone(),
-            details: vec![prost_types::Any {
-                type_url: "type.googleapis.com/google.rpc.ErrorInfo".to_owned(),
-                value: info.encode_to_vec(),
-            }],
+            details: std::iter::once(any("google.rpc.ErrorInfo", &info))
+                .chain((!refusal.problems.is_empty()).then(|| any("nstance.v1.Problems", &wire(&refusal.problems))))
+                .collect(),
         };
         Self::with_details(refusal.code, refusal.message, details.encode_to_vec().into())
     }
+}
+
+fn any(name: &str, message: &impl Message) -> prost_types::Any {
+    prost_types::Any { type_url: format!("type.googleapis.com/{name}"), value: message.encode_to_vec() }
+}
+
+/// As many as fit into status details.
+fn wire(problems: &[Problem]) -> v1::Problems {
+    let cut = |text: &str| text.chars().take(MAX_PROBLEM_TEXT).collect::<String>();
+    let problems = problems.iter().take(MAX_PRINTED).map(|it| v1::Problem {
+        severity: it.severity.as_str().to_owned(),
+        code: it.code.as_str().to_owned(),
+        path: cut(&it.path),
+        line: it.line,
+        column: it.column,
+        message: cut(&it.message),
+        help: cut(it.help.as_deref().unwrap_or_default()),
+    });
+    v1::Problems { problems: problems.collect() }
+}
+
+/// The problems of a refused request.
+pub fn problems_of(status: &Status) -> Vec<v1::Problem> {
+    let details = rpc::Status::decode(status.details()).unwrap_or_default().details;
+    details
+        .iter()
+        .filter(|any| any.type_url.ends_with("nstance.v1.Problems"))
+        .filter_map(|any| v1::Problems::decode(any.value.as_slice()).ok())
+        .flat_map(|problems| problems.problems)
+        .collect()
 }
 
 /// The typed reason of a status, if it carries one of ours.

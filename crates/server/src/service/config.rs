@@ -4,7 +4,7 @@
 //! copy the server says why and tries for ever; it never hangs mutely and never exits for it.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
     sync::Arc,
 };
@@ -20,7 +20,7 @@ use nstance_core::{
     time::Timestamp,
 };
 use nstance_store::records::{
-    Versioned, config_keys,
+    config_keys,
     groups::{GroupEntry, GroupsFile},
 };
 use serde::{Deserialize, Serialize};
@@ -176,73 +176,82 @@ impl LastGood {
 }
 
 /// What is asked of every group: config and groups file, merged.
-pub fn asked(config: &Config, groups: Option<&Versioned<GroupsFile>>, ca_bundle: &str) -> BTreeMap<GroupRef, Asked> {
-    let mut all: BTreeMap<GroupRef, Result<Option<GroupLayer>, String>> =
-        config.groups.keys().map(|group| (group.clone(), Ok(None))).collect();
-    let etag = groups.map(|groups| groups.etag.to_string()).unwrap_or_default();
-    let mut victims = BTreeMap::new();
-    let mut asked = BTreeMap::new();
-    if let Some(groups) = groups {
-        for (group, entry) in &groups.value.groups {
-            all.insert(group.clone(), layer(entry).map(Some));
-            victims.insert(group.clone(), entry.preferred_victims.clone());
-        }
-        for group in groups.value.deleted.keys() {
-            // The config bringing a group back is a word as explicit as the tombstone.
-            if !config.groups.contains_key(group) {
-                all.remove(group);
-                asked.insert(group.clone(), tombstoned(&etag));
-            }
-        }
-    }
-    for (group, layer) in all {
-        let merged = layer.and_then(|layer| {
-            config.group(&group, layer.as_ref()).map_err(|problems| {
-                problems.first().map(|problem| format!("{}: {}", problem.path, problem.message)).unwrap_or_default()
-            })
-        });
-        let it = match merged {
-            Ok(merged) => {
-                let (infra_hash, runtime_hash) = (merged.infra_hash(), merged.runtime_hash(Some(ca_bundle.as_bytes())));
-                Asked {
-                    desired: Desired::Known(merged.size),
-                    merged: Some(Arc::new(merged)),
-                    infra_hash,
-                    runtime_hash,
-                    victims: victims.remove(&group).unwrap_or_default(),
-                    etag: etag.clone(),
-                    problem: None,
-                }
-            }
-            // The group is there, but how big it shall be nobody can say: its members stay as they are.
-            Err(problem) => Asked {
-                desired: Desired::Unknown,
-                merged: None,
-                infra_hash: String::new(),
-                runtime_hash: String::new(),
-                victims: Vec::new(),
-                etag: etag.clone(),
-                problem: Some(problem),
-            },
-        };
-        asked.insert(group, it);
-    }
-    asked
+pub fn asked(config: &Config, groups: Option<&GroupsFile>, ca_bundle: &str) -> BTreeMap<GroupRef, Asked> {
+    let stored = groups.into_iter().flat_map(|groups| groups.groups.keys().chain(groups.deleted.keys()));
+    let named: BTreeSet<&GroupRef> = config.groups.keys().chain(stored).collect();
+    let one = |group: &GroupRef| Some((group.clone(), asked_of(config, groups, group, ca_bundle)?));
+    named.into_iter().filter_map(one).collect()
 }
 
-fn tombstoned(etag: &str) -> Asked {
+/// The same of one group; `None` if neither of the two names it.
+pub fn asked_of(config: &Config, groups: Option<&GroupsFile>, group: &GroupRef, ca_bundle: &str) -> Option<Asked> {
+    let entry = groups.and_then(|groups| groups.groups.get(group));
+    let is_static = config.groups.contains_key(group);
+    let etag = group_etag(groups, group);
+    // The config bringing a group back is a word as explicit as the tombstone.
+    if !is_static && groups.is_some_and(|groups| groups.deleted.contains_key(group)) {
+        return Some(tombstoned(etag));
+    }
+    if !is_static && entry.is_none() {
+        return None;
+    }
+    let merged = entry.map(layer).transpose().and_then(|layer| {
+        config.group(group, layer.as_ref()).map_err(|problems| {
+            problems.first().map(|problem| format!("{}: {}", problem.path, problem.message)).unwrap_or_default()
+        })
+    });
+    Some(match merged {
+        Ok(merged) => {
+            let (infra_hash, runtime_hash) = (merged.infra_hash(), merged.runtime_hash(Some(ca_bundle.as_bytes())));
+            Asked {
+                desired: Desired::Known(merged.size),
+                merged: Some(Arc::new(merged)),
+                infra_hash,
+                runtime_hash,
+                victims: entry.map(|entry| entry.preferred_victims.clone()).unwrap_or_default(),
+                etag,
+                problem: None,
+            }
+        }
+        // The group is there, but how big it shall be nobody can say: its members stay as they are.
+        Err(problem) => Asked {
+            desired: Desired::Unknown,
+            merged: None,
+            infra_hash: String::new(),
+            runtime_hash: String::new(),
+            victims: Vec::new(),
+            etag,
+            problem: Some(problem),
+        },
+    })
+}
+
+/// The version of what the API set of a group. Changes of other groups leave it alone.
+pub fn group_etag(groups: Option<&GroupsFile>, group: &GroupRef) -> String {
+    let millis = |at: Option<Timestamp>| at.map_or(0, |at| at.as_millis());
+    let stored = groups.and_then(|groups| groups.groups.get(group));
+    let deleted = groups.and_then(|groups| groups.deleted.get(group));
+    match (stored, deleted) {
+        (Some(entry), _) => format!("{}-{}", entry.generation, millis(entry.updated_at)),
+        (None, Some(tombstone)) => format!("deleted-{}", millis(Some(tombstone.at))),
+        (None, None) => "none".to_owned(),
+    }
+}
+
+fn tombstoned(etag: String) -> Asked {
     Asked {
         desired: Desired::Tombstoned,
         merged: None,
         infra_hash: String::new(),
         runtime_hash: String::new(),
         victims: Vec::new(),
-        etag: etag.to_owned(),
+        etag,
         problem: None,
     }
 }
 
-fn layer(entry: &GroupEntry) -> Result<GroupLayer, String> {
+/// What is stored of a group, as the config's merge takes it.
+pub fn layer(entry: &GroupEntry) -> Result<GroupLayer, String> {
     let subnet_pool = entry.subnet_pool.as_deref().map(str::parse).transpose();
     let load_balancers =
         entry.load_balancers.as_ref().map(|keys| keys.iter().map(|key| key.parse()).collect()).transpose();

@@ -48,6 +48,14 @@ pub fn groups(term: &Term, tenant: &Tenant) -> Vec<v1::GroupStatus> {
         .collect()
 }
 
+/// One group, if there is such a one in any way.
+pub fn group(term: &Term, group: &GroupRef) -> Option<v1::GroupStatus> {
+    let (snapshot, now) = term.world.snapshot(Some(group));
+    let state = term.world.lock();
+    let view = snapshot.groups.get(group)?;
+    Some(group_status(term, &state, &snapshot.shard, (group, view), now))
+}
+
 fn group_status(
     term: &Term,
     state: &State,

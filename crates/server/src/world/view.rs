@@ -43,7 +43,7 @@ fn group_view(state: &State, group: &GroupRef, it: &GroupState, now: Timestamp) 
     GroupView {
         desired: it.desired,
         infra_hash: it.infra_hash.clone(),
-        drain_timeout: it.merged.as_ref().map(|merged| merged.drain_timeout).unwrap_or_default(),
+        drain_timeout: it.merged.as_ref().map_or(state.default_drain_timeout, |merged| merged.drain_timeout),
         load_balancers: it.merged.as_ref().map(|merged| merged.load_balancers.clone()).unwrap_or_default(),
         rollout_paused: it.merged.as_ref().is_some_and(|merged| merged.rollout_paused),
         victims: it.victims.clone(),

@@ -76,6 +76,11 @@ impl Operator {
         Self { id: claims.operator, key, chain, client, told, _line: line, _watch: watch }
     }
 
+    /// For calls that may be refused.
+    pub fn client(&self) -> OperatorServiceClient<Channel> {
+        self.client.clone()
+    }
+
     pub async fn group(&self, key: &str) -> v1::GroupStatus {
         let groups = self.client.clone().list_groups(()).await.expect("a list").into_inner().groups;
         groups.into_iter().find(|group| group.key == key).expect("the group")

@@ -1,0 +1,98 @@
+//! From messages to commands. Parses all of a request before it refuses any of it.
+
+use std::{collections::BTreeSet, time::Duration};
+
+use nstance_config::{Code, GroupField, GroupLayer, Problem, UpsertRequest};
+use nstance_core::ids::{GroupRef, InstanceId, Tenant};
+use nstance_proto::v1;
+
+use super::status::Refusal;
+use crate::service::groups::{Upsert, problem};
+
+const MAX_VICTIMS: usize = 1000;
+
+pub fn upsert(tenant: &Tenant, actor: String, request: v1::UpsertGroupRequest) -> Result<Upsert, Refusal> {
+    let mut problems = Vec::new();
+    let group = noted(group(tenant, &request.key), &mut problems);
+    let config = request.config.unwrap_or_default();
+    let mask = request.update_mask.map(|mask| {
+        let paths = mask.paths.iter().map(|path| path.strip_prefix("config.").unwrap_or(path));
+        paths.filter_map(|path| noted(field(path), &mut problems)).collect::<BTreeSet<_>>()
+    });
+    let size = config.size.and_then(|size| {
+        let negative = |_| problem(Code::BadValue, "size", format!("{size} is negative"));
+        noted(u32::try_from(size).map_err(negative), &mut problems)
+    });
+    let subnet_pool = said(config.subnet_pool).and_then(|pool| {
+        let bad = |error| problem(Code::BadValue, "subnet_pool", format!("{error}"));
+        noted(pool.parse().map_err(|error: nstance_core::ids::IdError| bad(error)), &mut problems)
+    });
+    let load_balancers: Vec<_> = config
+        .load_balancers
+        .iter()
+        .filter_map(|key| {
+            let bad = |error: nstance_core::ids::IdError| problem(Code::BadValue, "load_balancers", error.to_string());
+            noted(key.parse().map_err(bad), &mut problems)
+        })
+        .collect();
+    let drain_timeout =
+        config.drain_timeout.and_then(|timeout| noted(duration("drain_timeout", &timeout), &mut problems));
+    if MAX_VICTIMS < request.preferred_victims.len() {
+        problems.push(problem(Code::Limit, "preferred_victims", format!("more than {MAX_VICTIMS} ids")));
+    }
+    let victims: Vec<InstanceId> = request
+        .preferred_victims
+        .iter()
+        .take(MAX_VICTIMS)
+        .filter_map(|text| {
+            let bad = |_| problem(Code::BadValue, "preferred_victims", format!("`{text}` is not an instance id"));
+            noted(text.parse().map_err(bad), &mut problems)
+        })
+        .collect();
+    let layer = GroupLayer {
+        template: said(config.template),
+        size,
+        instance_type: said(config.instance_type),
+        subnet_pool,
+        vars: (!config.vars.is_empty()).then(|| config.vars.into_iter().collect()),
+        drain_timeout,
+        load_balancers: (!load_balancers.is_empty()).then_some(load_balancers),
+        rollout_paused: config.rollout_paused,
+    };
+    let request_ = UpsertRequest { layer, has_args: !config.args.is_empty(), mask };
+    match group {
+        Some(group) if problems.is_empty() => {
+            Ok(Upsert { group, request: request_, victims, expected_etag: request.expected_etag, actor })
+        }
+        _ => Err(Refusal::bad_request(problems)),
+    }
+}
+
+pub fn group(tenant: &Tenant, key: &str) -> Result<GroupRef, Problem> {
+    let bad = |error: nstance_core::ids::IdError| problem(Code::BadValue, "key", error.to_string());
+    Ok(GroupRef::new(tenant.clone(), key.parse().map_err(bad)?))
+}
+
+fn field(path: &str) -> Result<GroupField, Problem> {
+    let message = || match path {
+        "args" => "args could grant rights: they come from the config file only".to_owned(),
+        path => format!("`{path}` is not a field of a group"),
+    };
+    GroupField::parse(path).ok_or_else(|| problem(Code::UnknownField, "update_mask", message()))
+}
+
+/// A span of time that is not negative.
+pub fn duration(path: &str, it: &prost_types::Duration) -> Result<Duration, Problem> {
+    let parts = u64::try_from(it.seconds).ok().zip(u32::try_from(it.nanos).ok().filter(|nanos| *nanos < 1_000_000_000));
+    let (seconds, nanos) = parts.ok_or_else(|| problem(Code::BadValue, path, "is not a span of time"))?;
+    Ok(Duration::new(seconds, nanos))
+}
+
+fn said(text: String) -> Option<String> {
+    (!text.is_empty()).then_some(text)
+}
+
+/// The value, or its problem among the others.
+fn noted<T>(parsed: Result<T, Problem>, problems: &mut Vec<Problem>) -> Option<T> {
+    parsed.map_err(|problem| problems.push(problem)).ok()
+}

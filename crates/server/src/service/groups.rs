@@ -1,0 +1,288 @@
+//! Groups as the API changes them: `groups.jsonc` by compare-and-swap first, then memory, then the group is woken.
+//!
+//! Writes take turns: each is a put of its own, so a burst of calls is as slow as that many puts. Letting the calls
+//! that wait travel in one put is the next step, and stays inside this file.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, PoisonError},
+};
+
+use nstance_config::{Code as ProblemCode, GroupField, GroupLayer, Problem, UpsertRequest, jsonc::Pos};
+use nstance_core::{
+    ids::{GroupRef, InstanceId},
+    instance::{Ownership, Phase},
+};
+use nstance_rt::chain::Chain;
+use nstance_store::{
+    cas::RecordError,
+    rebuild::GroupsState,
+    records::{
+        Versioned,
+        groups::{GroupEntry, GroupsFile},
+    },
+};
+use tokio::sync::oneshot;
+use tonic::Code;
+
+use super::config::{asked_of, group_etag, layer};
+use crate::{
+    events::{Reason, Tell},
+    grpc::{auth::record_refusal, status::Refusal},
+    term::Term,
+};
+
+/// Most groups that the API may hold for one tenant.
+const MAX_GROUPS: usize = 1000;
+
+/// The groups file as this term last read or wrote it.
+pub struct Groups {
+    turn: tokio::sync::Mutex<()>,
+    held: Mutex<Held>,
+}
+
+#[derive(Clone)]
+enum Held {
+    Absent,
+    Present(Box<Versioned<GroupsFile>>),
+    /// Remembered by the cache and missing from the store: put back before the next write.
+    Lost(Box<Versioned<GroupsFile>>),
+    /// There, and not to be parsed. Reads may have a remembered copy; nothing is written over it.
+    Unreadable(String, Option<Box<Versioned<GroupsFile>>>),
+}
+
+impl Groups {
+    pub fn new(read: GroupsState, remembered: Option<Box<Versioned<GroupsFile>>>) -> Self {
+        let held = match (read, remembered) {
+            (GroupsState::Present(file), _) => Held::Present(file),
+            (GroupsState::Absent, Some(lost)) => Held::Lost(lost),
+            (GroupsState::Absent, None) => Held::Absent,
+            (GroupsState::Unreadable(error), remembered) => Held::Unreadable(error.to_string(), remembered),
+        };
+        Self { turn: tokio::sync::Mutex::default(), held: Mutex::new(held) }
+    }
+
+    fn held(&self) -> Held {
+        self.held.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn versioned(&self) -> Option<Versioned<GroupsFile>> {
+        match self.held() {
+            Held::Present(file) | Held::Lost(file) | Held::Unreadable(_, Some(file)) => Some(*file),
+            Held::Absent | Held::Unreadable(_, None) => None,
+        }
+    }
+
+    /// What is known of the file, be it a remembered copy.
+    pub fn file(&self) -> Option<GroupsFile> {
+        self.versioned().map(|file| file.value)
+    }
+
+    /// The version of the whole file.
+    pub fn etag(&self) -> String {
+        self.versioned().map(|file| file.etag.to_string()).unwrap_or_default()
+    }
+}
+
+/// A change of the file: what shall be there, nothing, or why not. Runs again on what others wrote meanwhile.
+type Decide = dyn Fn(&GroupsFile) -> Result<Option<GroupsFile>, Refusal> + Send + Sync;
+
+/// Changes the file and, after the commit, what is asked of every group that differs. Answers whether anything was
+/// written. Goes on when the caller hangs up: memory must learn what the store has taken.
+async fn change(term: &Arc<Term>, decide: Box<Decide>) -> Result<bool, Refusal> {
+    let (answer, answered) = oneshot::channel();
+    let term = term.clone();
+    term.tasks.clone().spawn("change groups", async move {
+        let outcome = commit(&term, decide.as_ref()).await;
+        // Nobody waits any more: the change stands all the same.
+        let _ = answer.send(outcome);
+    });
+    let ended = |_| Refusal::unavailable("LEADER_CHANGED", "this server leads no more; retry");
+    answered.await.unwrap_or_else(|gone| Err(ended(gone)))
+}
+
+async fn commit(term: &Arc<Term>, decide: &Decide) -> Result<bool, Refusal> {
+    let _turn = term.groups.turn.lock().await;
+    let held = term.groups.held();
+    if let Held::Unreadable(error, _) = &held {
+        let message = format!("groups file cannot be changed before it is repaired: {error}");
+        return Err(Refusal::precondition("GROUPS_UNREADABLE", message));
+    }
+    let before = term.groups.file().unwrap_or_default();
+    // Decided on what we hold first: a refusal, or nothing to do, costs no call.
+    if decide(&before)?.is_none() {
+        return Ok(false);
+    }
+    let records = term.shared.records.within(term.applied.config.server.request_timeout);
+    let failed = |error: RecordError| match error {
+        RecordError::Corrupt { .. } => Refusal::precondition("GROUPS_UNREADABLE", format!("{}", Chain(&error))),
+        error => record_refusal(&term.failed(error)),
+    };
+    let current = match held {
+        Held::Present(file) => Some(*file),
+        Held::Lost(lost) => Some(records.put_back_groups(&term.guard, &lost).await.map_err(failed)?),
+        Held::Absent | Held::Unreadable(..) => None,
+    };
+    let refused = Mutex::new(None);
+    let decided = |file: &GroupsFile| {
+        let (next, refusal) = match decide(file) {
+            Ok(next) => (next, None),
+            Err(refusal) => (None, Some(refusal)),
+        };
+        *refused.lock().unwrap_or_else(PoisonError::into_inner) = refusal;
+        next
+    };
+    let written = match records.update_groups(&term.guard, current.as_ref(), decided).await {
+        // Somebody removed the object: what we know of it is put back, with the change on it.
+        Err(RecordError::Missing { .. }) => {
+            let lost = current.unwrap_or_else(|| unreachable!("only an update can miss its object"));
+            let back = records.put_back_groups(&term.guard, &lost).await.map_err(failed)?;
+            records.update_groups(&term.guard, Some(&back), decided).await
+        }
+        written => written,
+    };
+    let written = written.map_err(failed)?;
+    take_in(term, &before, written);
+    match refused.into_inner().unwrap_or_else(PoisonError::into_inner) {
+        Some(refusal) => Err(refusal),
+        None => Ok(true),
+    }
+}
+
+/// From the committed file into memory: every group whose part differs is asked for anew, and woken.
+fn take_in(term: &Arc<Term>, before: &GroupsFile, file: Versioned<GroupsFile>) {
+    let after = &file.value;
+    let named =
+        before.groups.keys().chain(before.deleted.keys()).chain(after.groups.keys()).chain(after.deleted.keys());
+    let named: BTreeSet<&GroupRef> = named.collect();
+    let differs = |group: &&&GroupRef| {
+        before.groups.get(**group) != after.groups.get(**group)
+            || before.deleted.get(**group) != after.deleted.get(**group)
+    };
+    let ca_bundle = term.shared.authority.bundle_pem();
+    let asked: BTreeMap<_, _> = named
+        .iter()
+        .filter(differs)
+        .map(|group| ((*group).clone(), asked_of(&term.applied.config, Some(after), group, &ca_bundle)))
+        .collect();
+    let changed: Vec<GroupRef> = asked.keys().cloned().collect();
+    term.world.ask(asked);
+    term.shared.cache.put_groups(term.shared.records.groups_key(), &file);
+    *term.groups.held.lock().unwrap_or_else(PoisonError::into_inner) = Held::Present(Box::new(file));
+    for group in &changed {
+        term.wake(group);
+    }
+}
+
+fn same_etag(file: &GroupsFile, group: &GroupRef, expected: &str) -> Result<(), Refusal> {
+    let found = group_etag(Some(file), group);
+    if expected.is_empty() || expected == found {
+        return Ok(());
+    }
+    let message = format!("group {} is at {found}, not {expected}; read it again", group.group);
+    Err(Refusal::new(Code::Aborted, "ETAG_MISMATCH", message))
+}
+
+/// Managed instances of a group that are there, or may be.
+fn managed_left(term: &Term, group: &GroupRef) -> BTreeSet<InstanceId> {
+    let state = term.world.lock();
+    let Some(it) = state.groups.get(group) else { return BTreeSet::new() };
+    let entries = it.members.iter().filter_map(|id| state.entries.get(id)).map(|entry| entry.instance());
+    entries
+        .filter(|it| it.ownership == Ownership::Managed)
+        .filter(|it| !matches!(it.phase(), Phase::Deleted | Phase::Failed))
+        .map(|it| it.id)
+        .collect()
+}
+
+/// UpsertGroup, parsed.
+pub struct Upsert {
+    pub group: GroupRef,
+    pub request: UpsertRequest,
+    pub victims: Vec<InstanceId>,
+    pub expected_etag: String,
+    pub actor: String,
+}
+
+pub async fn upsert(term: &Arc<Term>, upsert: Upsert) -> Result<(), Refusal> {
+    let Upsert { group, actor, .. } = &upsert;
+    let (group, actor) = (group.clone(), actor.clone());
+    let deciding = term.clone();
+    if change(term, Box::new(move |file| decide_upsert(&deciding, &upsert, file))).await? {
+        let size = status_size(term, &group);
+        term.tell(Tell::group(Reason::GroupChanged, &group, "changed by an operator").detail("size", size).by(actor));
+    }
+    Ok(())
+}
+
+fn status_size(term: &Term, group: &GroupRef) -> u32 {
+    let state = term.world.lock();
+    state.groups.get(group).and_then(|it| it.merged.as_ref()).map_or(0, |merged| merged.size)
+}
+
+fn decide_upsert(term: &Term, upsert: &Upsert, file: &GroupsFile) -> Result<Option<GroupsFile>, Refusal> {
+    let Upsert { group, request, victims, expected_etag, actor } = upsert;
+    same_etag(file, group, expected_etag)?;
+    let config = &term.applied.config;
+    let is_static = config.groups.contains_key(group);
+    let left = managed_left(term, group);
+    let tombstoned = file.deleted.contains_key(group);
+    if tombstoned && !is_static && !left.is_empty() {
+        let message =
+            format!("group {} is being deleted, {} instances are left; wait for them", group.group, left.len());
+        return Err(Refusal::precondition("GROUP_DELETING", message));
+    }
+    let entry = file.groups.get(group);
+    let stored = entry.map(layer).transpose();
+    let stored =
+        stored.map_err(|error| Refusal::precondition("GROUPS_UNREADABLE", format!("stored group: {error}")))?;
+    let upserted = config.upsert(group, stored.as_ref(), request).map_err(Refusal::bad_request)?;
+    let n_of_tenant = file.groups.keys().filter(|it| it.tenant == group.tenant).count();
+    if entry.is_none() && MAX_GROUPS <= n_of_tenant {
+        let message = format!("tenant {} has {MAX_GROUPS} groups already", group.tenant);
+        return Err(Refusal::bad_request(vec![problem(ProblemCode::Limit, "key", message)]));
+    }
+    // Hints belong to the size they came with; who has left needs none.
+    let masked = request.mask.as_ref().is_some_and(|mask| mask.contains(&GroupField::Size));
+    let sized = masked || request.layer.size.is_some() || !victims.is_empty();
+    let kept = entry.map(|entry| entry.preferred_victims.clone()).unwrap_or_default();
+    let known = if sized { victims.clone() } else { kept.clone() };
+    let preferred_victims: Vec<_> = known.into_iter().filter(|id| left.contains(id)).collect();
+    let same_victims = preferred_victims == kept;
+    if !upserted.changed && same_victims && !tombstoned {
+        return Ok(None);
+    }
+    let mut next = file.clone();
+    next.deleted.remove(group);
+    next.groups.insert(group.clone(), stamped(term, entry, upserted.layer, preferred_victims, actor));
+    Ok(Some(next))
+}
+
+/// The layer as it is stored, one generation on.
+fn stamped(
+    term: &Term,
+    before: Option<&GroupEntry>,
+    layer: GroupLayer,
+    preferred_victims: Vec<InstanceId>,
+    actor: &str,
+) -> GroupEntry {
+    GroupEntry {
+        template: layer.template,
+        size: layer.size,
+        instance_type: layer.instance_type,
+        subnet_pool: layer.subnet_pool.map(|pool| pool.to_string()),
+        vars: layer.vars,
+        drain_timeout: layer.drain_timeout,
+        load_balancers: layer.load_balancers.map(|keys| keys.iter().map(ToString::to_string).collect()),
+        rollout_paused: layer.rollout_paused,
+        preferred_victims,
+        generation: before.map_or(0, |entry| entry.generation) + 1,
+        updated_at: Some(term.now()),
+        updated_by: Some(actor.to_owned()),
+    }
+}
+
+/// Something wrong with a request, which has no place in a file.
+pub fn problem(code: ProblemCode, path: &str, message: impl Into<String>) -> Problem {
+    Problem::new(code, path, Pos::NOWHERE, message)
+}

@@ -1,0 +1,229 @@
+//! Groups, changed over the API: durable first, then in force, and never half.
+
+#![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
+
+mod common;
+
+use std::sync::Arc;
+
+use common::{Shard, Site, assert_refused, fleet::Fleet, operator::Operator, overwrite, wait_for, wait_until};
+use nstance_core::{ids::Tenant, instance::Phase, ports::objects::ETag};
+use nstance_proto::v1;
+use nstance_server::grpc::status::problems_of;
+use nstance_store::records::{self, groups::GroupsFile, groups_key};
+use serde_json::{Value, json};
+use tonic::{Code, Status};
+
+fn open(config: &mut Value) {
+    config["server"]["dynamic_subnet_pools"] = json!(["main"]);
+    config["tenants"] = json!({ "other": {} });
+}
+
+async fn start(size: u32) -> (Shard, Operator) {
+    let shard = Shard::start_with(size, open).await;
+    let operator = Operator::on(&shard).await;
+    (shard, operator)
+}
+
+fn sized(key: &str, size: i32) -> v1::UpsertGroupRequest {
+    let config = v1::GroupConfig { size: Some(size), ..v1::GroupConfig::default() };
+    v1::UpsertGroupRequest { key: key.to_owned(), config: Some(config), ..v1::UpsertGroupRequest::default() }
+}
+
+fn dynamic(key: &str, size: i32) -> v1::UpsertGroupRequest {
+    let config = v1::GroupConfig { template: "knc".to_owned(), size: Some(size), ..v1::GroupConfig::default() };
+    v1::UpsertGroupRequest { key: key.to_owned(), config: Some(config), ..v1::UpsertGroupRequest::default() }
+}
+
+fn with(mut request: v1::UpsertGroupRequest, set: impl FnOnce(&mut v1::GroupConfig)) -> v1::UpsertGroupRequest {
+    set(request.config.as_mut().unwrap());
+    request
+}
+
+fn masked(request: v1::UpsertGroupRequest, paths: &[&str]) -> v1::UpsertGroupRequest {
+    let paths = paths.iter().map(|path| (*path).to_owned()).collect();
+    v1::UpsertGroupRequest { update_mask: Some(prost_types::FieldMask { paths }), ..request }
+}
+
+async fn upsert(operator: &Operator, request: v1::UpsertGroupRequest) -> Result<v1::GroupStatus, Status> {
+    operator.client().upsert_group(request).await.map(tonic::Response::into_inner)
+}
+
+async fn file(site: &Site) -> Option<(ETag, GroupsFile)> {
+    let key = groups_key(&common::shard_id());
+    let object = site.bucket.get(&key).await.ok()?;
+    let read = records::decode_object::<GroupsFile>(&key, object).unwrap();
+    Some((read.etag, read.value))
+}
+
+#[track_caller]
+fn assert_problem(answer: Result<v1::GroupStatus, Status>, path: &str) {
+    let status = answer.unwrap_err();
+    let problems = problems_of(&status);
+    assert!(problems.iter().any(|it| it.path == path), "{path}: {} {problems:?}", status.message());
+    assert_refused(Err::<(), _>(status), Code::InvalidArgument, "BAD_REQUEST");
+}
+
+#[tokio::test]
+async fn a_new_size_is_stored_told_and_reached() {
+    let (shard, operator) = start(1).await;
+    shard.vms(1).await;
+    let status = upsert(&operator, sized("web", 3)).await.unwrap();
+    assert_eq!((status.size, status.is_static), (3, true));
+    let (_, stored) = file(&shard.site).await.unwrap();
+    let entry = stored.groups.values().next().unwrap();
+    assert_eq!((entry.size, entry.template.as_deref(), entry.generation), (Some(3), None, 1));
+    assert_eq!(entry.updated_by, Some(operator.id.to_string()));
+    shard.vms(3).await;
+    let told = operator.hears("GroupChanged").await;
+    assert_eq!((told.actor, told.group.as_str()), (operator.id.to_string(), "web"));
+}
+
+#[tokio::test]
+async fn a_dynamic_group_is_made_and_survives_a_failover() {
+    let (shard, operator) = start(0).await;
+    let status = upsert(&operator, dynamic("batch", 2)).await.unwrap();
+    assert_eq!((status.size, status.is_static, status.template.as_str()), (2, false, "knc"));
+    let vms = shard.vms(2).await;
+    let shard = shard.restart("srv-2").await;
+    let operator = Operator::on(&shard).await;
+    let group = operator.group("batch").await;
+    assert_eq!((group.size, group.etag), (2, status.etag));
+    assert_eq!(shard.site.standing(), vms);
+}
+
+#[tokio::test]
+async fn the_same_again_writes_nothing() {
+    let (shard, operator) = start(0).await;
+    let first = upsert(&operator, sized("web", 0)).await.unwrap();
+    let (etag, _) = file(&shard.site).await.unwrap();
+    let again = upsert(&operator, sized("web", 0)).await.unwrap();
+    assert_eq!(first.etag, again.etag);
+    assert_eq!(file(&shard.site).await.unwrap().0, etag);
+    assert_eq!(operator.events("GroupChanged").len(), 1);
+}
+
+#[tokio::test]
+async fn an_unset_size_stays_and_a_masked_one_goes_back_to_the_config() {
+    let (_shard, operator) = start(0).await;
+    upsert(&operator, sized("web", 1)).await.unwrap();
+    let vars = |config: &mut v1::GroupConfig| {
+        config.size = None;
+        config.vars = [("A".to_owned(), "1".to_owned())].into();
+    };
+    let status = upsert(&operator, with(sized("web", 0), vars)).await.unwrap();
+    assert_eq!((status.size, status.vars.get("A").map(String::as_str)), (1, Some("1")));
+    let nothing = |config: &mut v1::GroupConfig| *config = v1::GroupConfig::default();
+    let status = upsert(&operator, masked(with(sized("web", 0), nothing), &["size"])).await.unwrap();
+    assert_eq!((status.size, status.vars.len()), (0, 1), "only the size was named");
+    let status = upsert(&operator, masked(with(sized("web", 0), nothing), &["vars"])).await.unwrap();
+    assert!(status.vars.is_empty());
+}
+
+#[tokio::test]
+async fn an_old_etag_is_told_and_changes_nothing() {
+    let (shard, operator) = start(0).await;
+    let before = operator.group("web").await.etag;
+    let expecting = |etag: &str, size| v1::UpsertGroupRequest { expected_etag: etag.to_owned(), ..sized("web", size) };
+    upsert(&operator, dynamic("batch", 0)).await.unwrap();
+    let status = upsert(&operator, expecting(&before, 1)).await.unwrap();
+    assert_ne!(status.etag, before);
+    assert_refused(upsert(&operator, expecting(&before, 2)).await, Code::Aborted, "ETAG_MISMATCH");
+    assert_eq!(operator.group("web").await.size, 1);
+    let listed = operator.group("web").await.etag;
+    assert_eq!(upsert(&operator, expecting(&listed, 0)).await.unwrap().size, 0);
+    assert_eq!(file(&shard.site).await.unwrap().1.groups.len(), 2);
+}
+
+#[tokio::test]
+async fn all_problems_come_at_once_and_nothing_is_stored() {
+    let (shard, operator) = start(0).await;
+    let bad =
+        with(sized("web", -1), |config| config.drain_timeout = Some(prost_types::Duration { seconds: -1, nanos: 0 }));
+    let bad =
+        v1::UpsertGroupRequest { preferred_victims: vec!["nobody".to_owned()], ..masked(bad, &["size", "color"]) };
+    let status = upsert(&operator, bad).await.unwrap_err();
+    let mut paths: Vec<_> = problems_of(&status).into_iter().map(|it| it.path).collect();
+    paths.sort();
+    assert_eq!(paths, ["drain_timeout", "preferred_victims", "size", "update_mask"]);
+    assert_problem(upsert(&operator, sized("UPPER", 1)).await, "key");
+    assert_problem(upsert(&operator, with(sized("web", 1), |it| it.template = "other".to_owned())).await, "template");
+    let args = |it: &mut v1::GroupConfig| it.args = [("Role".to_owned(), "admin".to_owned())].into();
+    assert_problem(upsert(&operator, with(sized("web", 1), args)).await, "args");
+    assert_problem(
+        upsert(&operator, with(sized("web", 1), |it| it.subnet_pool = "other".to_owned())).await,
+        "subnet_pool",
+    );
+    assert_problem(upsert(&operator, sized("web", 10_001)).await, "size");
+    let new = upsert(&operator, sized("new", 1)).await.unwrap_err();
+    assert_refused(Err::<(), _>(new), Code::InvalidArgument, "BAD_REQUEST");
+    assert!(file(&shard.site).await.is_none());
+    // Equal to what the config says is no change of it.
+    upsert(&operator, with(sized("web", 1), |it| it.template = "knc".to_owned())).await.unwrap();
+    assert_eq!(file(&shard.site).await.unwrap().1.groups.values().next().unwrap().template, None);
+}
+
+#[tokio::test]
+async fn the_named_victim_goes() {
+    let (shard, operator) = start(3).await;
+    let fleet = Fleet::on(&shard);
+    fleet.is_whole(&shard.site, 3).await;
+    let victim = *shard.site.standing().last().unwrap();
+    let request = v1::UpsertGroupRequest { preferred_victims: vec![victim.to_string()], ..sized("web", 2) };
+    upsert(&operator, request).await.unwrap();
+    wait_until("the victim is gone", async || shard.site.phase(victim).await == Some(Phase::Deleted)).await;
+    assert_eq!(shard.site.standing().len(), 2);
+    // Its hint leaves the file with the next change.
+    let vars = |config: &mut v1::GroupConfig| {
+        config.size = None;
+        config.vars = [("A".to_owned(), "1".to_owned())].into();
+    };
+    upsert(&operator, with(sized("web", 0), vars)).await.unwrap();
+    assert!(file(&shard.site).await.unwrap().1.groups.values().all(|it| it.preferred_victims.is_empty()));
+}
+
+#[tokio::test]
+async fn tenants_do_not_meet() {
+    let (shard, operator) = start(1).await;
+    let other = Operator::of(&shard, "other".parse::<Tenant>().unwrap()).await;
+    upsert(&other, dynamic("web", 0)).await.unwrap();
+    assert_eq!(operator.group("web").await.size, 1);
+    assert_eq!(other.group("web").await.size, 0);
+    assert!(operator.events("GroupChanged").is_empty());
+}
+
+#[tokio::test]
+async fn a_hand_that_edits_the_file_meanwhile_is_not_overwritten() {
+    let (shard, operator) = start(0).await;
+    let key = groups_key(&common::shard_id());
+    let by_hand = json!({ "default": { "batch": { "template": "knc", "size": 0 } } }).to_string();
+    overwrite(shard.site.bucket.as_ref(), &key, by_hand.into_bytes()).await;
+    upsert(&operator, sized("web", 0)).await.unwrap();
+    assert_eq!(file(&shard.site).await.unwrap().1.groups.len(), 2);
+    assert_eq!(operator.group("batch").await.size, 0, "and it is in force");
+    overwrite(shard.site.bucket.as_ref(), &key, b"{ oops".to_vec()).await;
+    assert_refused(upsert(&operator, sized("web", 1)).await, Code::FailedPrecondition, "GROUPS_UNREADABLE");
+    assert_eq!(operator.group("web").await.size, 0, "memory changes after the commit only");
+}
+
+#[tokio::test]
+async fn a_file_that_vanished_is_put_back_with_the_change_on_it() {
+    let (shard, operator) = start(0).await;
+    upsert(&operator, dynamic("batch", 0)).await.unwrap();
+    shard.site.bucket.delete(&groups_key(&common::shard_id())).await.unwrap();
+    upsert(&operator, sized("web", 1)).await.unwrap();
+    assert_eq!(file(&shard.site).await.unwrap().1.groups.len(), 2);
+}
+
+#[tokio::test]
+async fn calls_at_the_same_time_all_land() {
+    let (shard, operator) = start(0).await;
+    let operator = Arc::new(operator);
+    let calls = (0..8).map(|n| {
+        let operator = operator.clone();
+        async move { upsert(&operator, dynamic(&format!("g{n}"), 0)).await.unwrap() }
+    });
+    futures::future::join_all(calls).await;
+    assert_eq!(file(&shard.site).await.unwrap().1.groups.len(), 8);
+    wait_for("each is told", || operator.events("GroupChanged").len() == 8).await;
+}
