@@ -227,3 +227,70 @@ async fn calls_at_the_same_time_all_land() {
     assert_eq!(file(&shard.site).await.unwrap().1.groups.len(), 8);
     wait_for("each is told", || operator.events("GroupChanged").len() == 8).await;
 }
+
+fn deletion(key: &str, expected_etag: &str) -> v1::DeleteGroupRequest {
+    v1::DeleteGroupRequest { key: key.to_owned(), expected_etag: expected_etag.to_owned() }
+}
+
+async fn delete(operator: &Operator, request: v1::DeleteGroupRequest) -> Result<(), Status> {
+    operator.client().delete_group(request).await.map(tonic::Response::into_inner)
+}
+
+#[tokio::test]
+async fn a_deleted_group_drains_and_empties() {
+    let (shard, operator) = start(1).await;
+    let fleet = Fleet::on(&shard);
+    let made = upsert(&operator, dynamic("batch", 2)).await.unwrap();
+    fleet.is_whole(&shard.site, 3).await;
+    assert_refused(delete(&operator, deletion("batch", "0-0")).await, Code::Aborted, "ETAG_MISMATCH");
+    assert!(!operator.group("batch").await.deleting);
+    delete(&operator, deletion("batch", &made.etag)).await.unwrap();
+    assert!(operator.group("batch").await.deleting);
+    // A lost answer, asked for again.
+    delete(&operator, deletion("batch", &made.etag)).await.unwrap();
+    wait_for("only the other group is left", || shard.site.standing().len() == 1).await;
+    assert_eq!(operator.hears("GroupDeleted").await.actor, operator.id.to_string());
+    wait_for("members in use leave by a drain", || operator.events("DrainStarted").len() == 2).await;
+    assert!(operator.events("DrainStarted").iter().all(|told| told.message.contains("group-deleted")));
+    wait_until("it is empty", async || shard.site.living().await.len() == 1).await;
+    // Once empty it may be made again.
+    wait_until("made anew", async || upsert(&operator, dynamic("batch", 1)).await.is_ok()).await;
+    wait_for("and comes up", || shard.site.standing().len() == 2).await;
+}
+
+#[tokio::test]
+async fn a_group_being_deleted_cannot_be_changed() {
+    let shard = Shard::start_with(0, |config| {
+        open(config);
+        config["server"]["default_drain_timeout"] = json!("60s");
+    })
+    .await;
+    let operator = Operator::on(&shard).await;
+    let fleet = Fleet::on(&shard);
+    upsert(&operator, dynamic("batch", 1)).await.unwrap();
+    fleet.is_whole(&shard.site, 1).await;
+    delete(&operator, deletion("batch", "")).await.unwrap();
+    assert_refused(upsert(&operator, dynamic("batch", 1)).await, Code::FailedPrecondition, "GROUP_DELETING");
+}
+
+#[tokio::test]
+async fn a_static_group_loses_its_override_only() {
+    let (shard, operator) = start(1).await;
+    shard.vms(1).await;
+    upsert(&operator, sized("web", 2)).await.unwrap();
+    shard.vms(2).await;
+    delete(&operator, deletion("web", "")).await.unwrap();
+    let group = operator.group("web").await;
+    assert_eq!((group.size, group.deleting), (1, false));
+    let warned = || operator.events("GroupChanged").into_iter().any(|it| it.severity() == v1::Severity::Warning);
+    wait_for("a warning", warned).await;
+    wait_for("back at its size", || shard.site.standing().len() == 1).await;
+}
+
+#[tokio::test]
+async fn what_is_absent_is_deleted_already() {
+    let (shard, operator) = start(0).await;
+    delete(&operator, deletion("nobody", "")).await.unwrap();
+    assert!(file(&shard.site).await.is_none());
+    assert_refused(delete(&operator, deletion("NO", "")).await, Code::InvalidArgument, "BAD_REQUEST");
+}

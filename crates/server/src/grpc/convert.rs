@@ -7,7 +7,7 @@ use nstance_core::ids::{GroupRef, InstanceId, Tenant};
 use nstance_proto::v1;
 
 use super::status::Refusal;
-use crate::service::groups::{Upsert, problem};
+use crate::service::groups::{Removal, Upsert, problem};
 
 const MAX_VICTIMS: usize = 1000;
 
@@ -66,6 +66,11 @@ pub fn upsert(tenant: &Tenant, actor: String, request: v1::UpsertGroupRequest) -
         }
         _ => Err(Refusal::bad_request(problems)),
     }
+}
+
+pub fn removal(tenant: &Tenant, actor: String, request: v1::DeleteGroupRequest) -> Result<Removal, Refusal> {
+    let group = group(tenant, &request.key).map_err(|problem| Refusal::bad_request(vec![problem]))?;
+    Ok(Removal { group, expected_etag: request.expected_etag, actor })
 }
 
 pub fn group(tenant: &Tenant, key: &str) -> Result<GroupRef, Problem> {

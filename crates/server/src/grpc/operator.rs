@@ -186,8 +186,11 @@ impl OperatorService for Operator {
             .ok_or_else(|| Refusal::not_found(format!("group {} was removed meanwhile", group.group)).into())
     }
 
-    async fn delete_group(&self, _: Request<v1::DeleteGroupRequest>) -> Result<Response<()>, Status> {
-        Err(later("DeleteGroup"))
+    async fn delete_group(&self, request: Request<v1::DeleteGroupRequest>) -> Result<Response<()>, Status> {
+        let caller = Caller::of(&request)?;
+        let removal = convert::removal(caller.tenant(), actor(&caller), request.into_inner())?;
+        groups::delete(&self.term, removal).await?;
+        Ok(Response::new(()))
     }
 
     async fn create_instance(

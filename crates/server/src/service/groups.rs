@@ -19,7 +19,7 @@ use nstance_store::{
     rebuild::GroupsState,
     records::{
         Versioned,
-        groups::{GroupEntry, GroupsFile},
+        groups::{GroupEntry, GroupsFile, Tombstone, TombstoneReason},
     },
 };
 use tokio::sync::oneshot;
@@ -285,4 +285,55 @@ fn stamped(
 /// Something wrong with a request, which has no place in a file.
 pub fn problem(code: ProblemCode, path: &str, message: impl Into<String>) -> Problem {
     Problem::new(code, path, Pos::NOWHERE, message)
+}
+
+/// DeleteGroup, parsed.
+pub struct Removal {
+    pub group: GroupRef,
+    pub expected_etag: String,
+    pub actor: String,
+}
+
+/// A dynamic group, or one that only instances name, gets a tombstone: its members leave by the drain. Of a static one
+/// only the override goes. What is absent, or on its way out, is deleted enough.
+pub async fn delete(term: &Arc<Term>, removal: Removal) -> Result<(), Refusal> {
+    let (group, actor) = (removal.group.clone(), removal.actor.clone());
+    let deciding = term.clone();
+    let changed = change(term, Box::new(move |file| decide_removal(&deciding, &removal, file))).await?;
+    if term.applied.config.groups.contains_key(&group) {
+        let message = "the config file holds this group: its override is dropped, the group stays";
+        term.tell(Tell::group(Reason::GroupChanged, &group, message).warning().by(actor));
+    } else if changed {
+        term.tell(Tell::group(Reason::GroupDeleted, &group, "deleted by an operator; its instances leave").by(actor));
+    }
+    Ok(())
+}
+
+fn decide_removal(term: &Term, removal: &Removal, file: &GroupsFile) -> Result<Option<GroupsFile>, Refusal> {
+    let Removal { group, expected_etag, actor } = removal;
+    if file.deleted.contains_key(group) && !file.groups.contains_key(group) {
+        return Ok(None); // a lost answer may be asked for again, whatever etag it names
+    }
+    same_etag(file, group, expected_etag)?;
+    let mut next = file.clone();
+    let stored = next.groups.remove(group).is_some();
+    if term.applied.config.groups.contains_key(group) {
+        return Ok(stored.then_some(next));
+    }
+    if !stored && !is_named(term, group) {
+        return Ok(None);
+    }
+    let tombstone = Tombstone { at: term.now(), by: actor.clone(), reason: TombstoneReason::Api };
+    next.deleted.insert(group.clone(), tombstone);
+    Ok(Some(next))
+}
+
+/// Whether an instance that may have a VM, or a VM without a record, names the group.
+fn is_named(term: &Term, group: &GroupRef) -> bool {
+    let state = term.world.lock();
+    let Some(it) = state.groups.get(group) else { return false };
+    let lives = |id: &InstanceId| {
+        state.entries.get(id).is_some_and(|entry| !matches!(entry.phase(), Phase::Deleted | Phase::Failed))
+    };
+    !it.candidates.is_empty() || it.members.iter().any(lives)
 }
