@@ -71,6 +71,7 @@ reasons! {
     OrphanTerminated Warning,
     ForeignVm Warning,
     RecordRepaired Warning,
+    ReplaceRequested Info,
     GroupChanged Info,
     GroupDeleted Info,
     HoldStarted Info,

@@ -3,6 +3,7 @@
 pub mod config;
 pub mod groups;
 pub mod health;
+pub mod instances;
 pub mod operators;
 pub mod register;
 pub mod status;

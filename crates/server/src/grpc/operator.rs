@@ -11,7 +11,7 @@ use tonic::{Request, Response, Status};
 use super::{auth::Caller, convert, status::Refusal};
 use crate::{
     events::{Events, Severity},
-    service::{groups, status},
+    service::{groups, instances, status},
     term::Term,
 };
 
@@ -202,20 +202,37 @@ impl OperatorService for Operator {
 
     async fn delete_instance(
         &self,
-        _: Request<v1::DeleteInstanceRequest>,
+        request: Request<v1::DeleteInstanceRequest>,
     ) -> Result<Response<v1::DeleteInstanceResponse>, Status> {
-        Err(later("DeleteInstance"))
+        let caller = Caller::of(&request)?;
+        let request = request.into_inner();
+        let target = target(&caller, &request.instance_id)?;
+        let timeout = request.drain_timeout.map(|it| convert::duration("drain_timeout", &it)).transpose();
+        let timeout = timeout.map_err(|problem| Refusal::bad_request(vec![problem]))?;
+        let status = instances::delete(&self.term, target, request.shrink_group, timeout).await?;
+        Ok(Response::new(v1::DeleteInstanceResponse { status: status.to_owned() }))
     }
 
     async fn replace_instance(
         &self,
-        _: Request<v1::ReplaceInstanceRequest>,
+        request: Request<v1::ReplaceInstanceRequest>,
     ) -> Result<Response<v1::ReplaceInstanceResponse>, Status> {
-        Err(later("ReplaceInstance"))
+        let caller = Caller::of(&request)?;
+        let request = request.into_inner();
+        let target = target(&caller, &request.instance_id)?;
+        let replacing = instances::replace(&self.term, target, request.reason).await?;
+        Ok(Response::new(v1::ReplaceInstanceResponse {
+            status: replacing.status.to_owned(),
+            replacement_id: replacing.replacement.map(|id| id.to_string()).unwrap_or_default(),
+        }))
     }
 
-    async fn acknowledge_drained(&self, _: Request<v1::DrainAckRequest>) -> Result<Response<()>, Status> {
-        Err(later("AcknowledgeDrained"))
+    async fn acknowledge_drained(&self, request: Request<v1::DrainAckRequest>) -> Result<Response<()>, Status> {
+        let caller = Caller::of(&request)?;
+        let request = request.into_inner();
+        let target = target(&caller, &request.instance_id)?;
+        instances::acknowledge(&self.term, target, request.drain_id).await?;
+        Ok(Response::new(()))
     }
 
     async fn renew_certificate(
@@ -255,6 +272,13 @@ fn actor(caller: &Caller) -> String {
         Caller::Operator { operator, .. } => operator.to_string(),
         Caller::Agent { instance, .. } => instance.to_string(),
     }
+}
+
+/// The instance a request names. What is no id names nobody.
+fn target(caller: &Caller, text: &str) -> Result<instances::Target, Status> {
+    let missing = |_| Refusal::not_found(format!("there is no instance {text}"));
+    let instance = text.parse::<InstanceId>().map_err(missing)?;
+    Ok(instances::Target { instance, tenant: caller.tenant().clone(), actor: actor(caller) })
 }
 
 /// `{epoch}.{last id}`: good within its epoch only.

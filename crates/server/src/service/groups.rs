@@ -25,7 +25,10 @@ use nstance_store::{
 use tokio::sync::oneshot;
 use tonic::Code;
 
-use super::config::{asked_of, group_etag, layer};
+use super::{
+    config::{asked_of, group_etag, layer},
+    instances::is_leaving,
+};
 use crate::{
     events::{Reason, Tell},
     grpc::{auth::record_refusal, status::Refusal},
@@ -336,4 +339,52 @@ fn is_named(term: &Term, group: &GroupRef) -> bool {
         state.entries.get(id).is_some_and(|entry| !matches!(entry.phase(), Phase::Deleted | Phase::Failed))
     };
     !it.candidates.is_empty() || it.members.iter().any(lives)
+}
+
+/// Takes one off a group's size and names who goes, in one write. An instance that was named before, or is leaving,
+/// takes nothing off: the same call again shrinks nothing.
+pub async fn shrink(term: &Arc<Term>, group: &GroupRef, victim: InstanceId, actor: &str) -> Result<(), Refusal> {
+    let (deciding, of, by) = (term.clone(), group.clone(), actor.to_owned());
+    let decide = move |file: &GroupsFile| decide_shrink(&deciding, &of, victim, &by, file);
+    if change(term, Box::new(decide)).await? {
+        let size = status_size(term, group);
+        let told = Tell::group(Reason::GroupChanged, group, "shrunk by an operator").detail("size", size);
+        term.tell(told.detail("victim", victim).by(actor));
+    }
+    Ok(())
+}
+
+fn decide_shrink(
+    term: &Term,
+    group: &GroupRef,
+    victim: InstanceId,
+    actor: &str,
+    file: &GroupsFile,
+) -> Result<Option<GroupsFile>, Refusal> {
+    let leaving = {
+        let state = term.world.lock();
+        state.entries.get(&victim).is_none_or(|entry| is_leaving(entry.phase()))
+    };
+    let entry = file.groups.get(group);
+    let named = entry.is_some_and(|entry| entry.preferred_victims.contains(&victim));
+    let config = &term.applied.config;
+    let stored = entry.map(layer).transpose();
+    let stored =
+        stored.map_err(|error| Refusal::precondition("GROUPS_UNREADABLE", format!("stored group: {error}")))?;
+    // A group that is being deleted, that nobody asks for, or that is empty by wish refills nothing.
+    let Ok(merged) = config.group(group, stored.as_ref()) else { return Ok(None) };
+    if leaving || named || merged.size == 0 {
+        return Ok(None);
+    }
+    let request = UpsertRequest {
+        layer: GroupLayer { size: Some(merged.size - 1), ..GroupLayer::default() },
+        ..UpsertRequest::default()
+    };
+    let upserted = config.upsert(group, stored.as_ref(), &request).map_err(Refusal::bad_request)?;
+    let left = managed_left(term, group);
+    let kept = entry.map(|entry| entry.preferred_victims.clone()).unwrap_or_default();
+    let victims = kept.into_iter().filter(|id| left.contains(id)).chain([victim]).collect();
+    let mut next = file.clone();
+    next.groups.insert(group.clone(), stamped(term, entry, upserted.layer, victims, actor));
+    Ok(Some(next))
 }
