@@ -10,12 +10,16 @@ use crate::{tasks::observe::observe_call, term::Term};
 /// Often enough that a figure is seldom too old to be believed.
 const PERIOD: Duration = Duration::from_secs(20);
 
+/// Limit of one call, short enough that the figures before it are still believed.
+const ANSWER: Duration = Duration::from_secs(5);
+
 pub async fn work(term: Arc<Term>) {
     let token = term.tasks.token().clone();
     loop {
-        for subnet in term.world.subnets() {
-            let (scope, term) = (term.tasks.clone(), term.clone());
-            scope.spawn_droppable("capacity", async move { ask(&term, &subnet).await });
+        tokio::select! {
+            biased;
+            () = token.cancelled() => return,
+            () = ask_all(&term) => {}
         }
         tokio::select! {
             biased;
@@ -25,18 +29,28 @@ pub async fn work(term: Arc<Term>) {
     }
 }
 
-async fn ask(term: &Arc<Term>, subnet: &str) {
-    let (started, asked_at) = (term.world.clock().monotonic(), term.now());
-    let answer = match tokio::time::timeout(PERIOD, term.shared.provider.subnet_free(subnet)).await {
+/// All figures are taken in together: a better subnet is not passed over because its answer came a moment later.
+async fn ask_all(term: &Arc<Term>) {
+    let asked_at = term.now();
+    let subnets = term.world.subnets();
+    let answers = futures::future::join_all(subnets.iter().map(|subnet| ask(term, subnet))).await;
+    let mut state = term.world.lock();
+    for (subnet, free) in subnets.iter().zip(answers) {
+        state.places.learn(subnet, free, asked_at);
+    }
+}
+
+async fn ask(term: &Arc<Term>, subnet: &str) -> SubnetFree {
+    let started = term.world.clock().monotonic();
+    let answer = match tokio::time::timeout(ANSWER, term.shared.provider.subnet_free(subnet)).await {
         Ok(answer) => answer,
         Err(_) => Err(ProviderError::new("subnet_free", ErrorClass::Unavailable, "no answer in time")),
     };
     observe_call(term, "subnet_free", started, answer.as_ref().err());
     // A figure is good to have and nothing more: without one creates go on, so a failure says nothing about the
     // provider as a whole.
-    let free = answer.unwrap_or_else(|error| {
+    answer.unwrap_or_else(|error| {
         tracing::debug!(subnet, error = %Chain(&error), "free addresses are not known");
         SubnetFree::Unknown
-    });
-    term.world.lock().places.learn(subnet, free, asked_at);
+    })
 }
