@@ -1,6 +1,7 @@
 //! Use cases, one family per file: what a request means, without its wire form.
 
 pub mod config;
+pub mod explain;
 pub mod groups;
 pub mod health;
 pub mod instances;

@@ -7,7 +7,10 @@ use nstance_core::ids::{GroupRef, InstanceId, Tenant};
 use nstance_proto::v1;
 
 use super::status::Refusal;
-use crate::service::groups::{Removal, Upsert, problem};
+use crate::service::{
+    explain::Subject,
+    groups::{Removal, Upsert, problem},
+};
 
 const MAX_VICTIMS: usize = 1000;
 
@@ -71,6 +74,21 @@ pub fn upsert(tenant: &Tenant, actor: String, request: v1::UpsertGroupRequest) -
 pub fn removal(tenant: &Tenant, actor: String, request: v1::DeleteGroupRequest) -> Result<Removal, Refusal> {
     let group = group(tenant, &request.key).map_err(|problem| Refusal::bad_request(vec![problem]))?;
     Ok(Removal { group, expected_etag: request.expected_etag, actor })
+}
+
+pub fn subject(tenant: &Tenant, request: v1::ExplainRequest) -> Result<Subject, Refusal> {
+    use v1::explain_request::Target;
+    match request.target {
+        Some(Target::Group(key)) => {
+            let missing = |_| Refusal::not_found(format!("there is no group {key}"));
+            group(tenant, &key).map(Subject::Group).map_err(missing)
+        }
+        Some(Target::InstanceId(text)) => {
+            let missing = |_| Refusal::not_found(format!("there is no instance {text}"));
+            Ok(Subject::Instance(tenant.clone(), text.parse().map_err(missing)?))
+        }
+        None => Err(Refusal::bad_request(vec![problem(Code::Missing, "target", "name a group or an instance")])),
+    }
 }
 
 pub fn group(tenant: &Tenant, key: &str) -> Result<GroupRef, Problem> {

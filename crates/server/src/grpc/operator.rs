@@ -11,7 +11,7 @@ use tonic::{Request, Response, Status};
 use super::{auth::Caller, convert, status::Refusal};
 use crate::{
     events::{Events, Severity},
-    service::{groups, instances, status},
+    service::{explain, groups, instances, status},
     term::Term,
 };
 
@@ -242,12 +242,15 @@ impl OperatorService for Operator {
         Err(later("RenewCertificate"))
     }
 
-    async fn plan(&self, _: Request<v1::PlanRequest>) -> Result<Response<v1::PlanResponse>, Status> {
-        Err(later("Plan"))
+    async fn plan(&self, request: Request<v1::PlanRequest>) -> Result<Response<v1::PlanResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        Ok(Response::new(explain::dry_run(&self.term, caller.tenant(), request.get_ref())?))
     }
 
-    async fn explain(&self, _: Request<v1::ExplainRequest>) -> Result<Response<v1::ExplainResponse>, Status> {
-        Err(later("Explain"))
+    async fn explain(&self, request: Request<v1::ExplainRequest>) -> Result<Response<v1::ExplainResponse>, Status> {
+        let caller = Caller::of(&request)?;
+        let subject = convert::subject(caller.tenant(), request.into_inner())?;
+        Ok(Response::new(explain::explain(&self.term, &subject)?))
     }
 
     async fn watch_groups(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchGroupsStream>, Status> {
