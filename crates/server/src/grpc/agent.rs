@@ -7,7 +7,10 @@ use tokio_stream::Stream;
 use tonic::{Code, Request, Response, Status, Streaming};
 
 use super::{auth::Caller, conn::ConnInfo, status::Refusal};
-use crate::{service::health::Session, term::Term};
+use crate::{
+    service::{certificates, health::Session},
+    term::Term,
+};
 
 pub struct Agents {
     pub term: Arc<Term>,
@@ -92,8 +95,10 @@ impl AgentService for Agents {
 
     async fn renew_certificate(
         &self,
-        _: Request<v1::RenewCertificateRequest>,
+        request: Request<v1::RenewCertificateRequest>,
     ) -> Result<Response<v1::RenewCertificateResponse>, Status> {
-        Err(Status::unimplemented("renewal is not served by this build"))
+        let caller = Caller::of(&request)?;
+        let renewed = certificates::renew(&self.term, &caller, &request.get_ref().public_key_pem);
+        Ok(Response::new(renewed.await?))
     }
 }

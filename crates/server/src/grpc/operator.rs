@@ -11,7 +11,7 @@ use tonic::{Request, Response, Status};
 use super::{auth::Caller, convert, status::Refusal};
 use crate::{
     events::{Events, Severity},
-    service::{explain, groups, instances, status},
+    service::{certificates, explain, groups, instances, status},
     term::Term,
 };
 
@@ -237,9 +237,11 @@ impl OperatorService for Operator {
 
     async fn renew_certificate(
         &self,
-        _: Request<v1::RenewCertificateRequest>,
+        request: Request<v1::RenewCertificateRequest>,
     ) -> Result<Response<v1::RenewCertificateResponse>, Status> {
-        Err(later("RenewCertificate"))
+        let caller = Caller::of(&request)?;
+        let renewed = certificates::renew(&self.term, &caller, &request.get_ref().public_key_pem);
+        Ok(Response::new(renewed.await?))
     }
 
     async fn plan(&self, request: Request<v1::PlanRequest>) -> Result<Response<v1::PlanResponse>, Status> {

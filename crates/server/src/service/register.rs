@@ -66,7 +66,7 @@ pub async fn register(
     }
 }
 
-fn stalled(term: &Term) -> Result<(), Refusal> {
+pub(super) fn stalled(term: &Term) -> Result<(), Refusal> {
     if term.guard.is_open() && !term.tasks.is_stopping() {
         Ok(())
     } else {
@@ -411,7 +411,7 @@ fn sha256(key: &PublicKey) -> String {
     data_encoding::HEXLOWER.encode(ring::digest::digest(&ring::digest::SHA256, &key.to_der()).as_ref())
 }
 
-fn cert_fact(issued: &Issued) -> CertFact {
+pub(super) fn cert_fact(issued: &Issued) -> CertFact {
     CertFact {
         serial: issued.serial.clone(),
         issuer: issued.issuer_fingerprint.clone(),
@@ -421,7 +421,7 @@ fn cert_fact(issued: &Issued) -> CertFact {
 }
 
 /// Writes the certificate's log entry.
-async fn log(
+pub(super) async fn log(
     term: &Term,
     tenant: Option<&nstance_core::ids::Tenant>,
     subject: String,

@@ -54,7 +54,7 @@ impl Agent {
     pub async fn knock(&self, leader: &Leader) -> Status {
         let line = self.dial(&leader.advertised.agent).await.expect("the agent port");
         let mut client = AgentServiceClient::new(line.channel.clone());
-        match client.renew_certificate(v1::RenewCertificateRequest::default()).await {
+        match client.submit_public_keys(v1::PublicKeysRequest::default()).await {
             Ok(_) => Status::ok("served"),
             Err(status) => status,
         }
