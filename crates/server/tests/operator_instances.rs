@@ -74,6 +74,8 @@ async fn record(shard: &Shard, id: InstanceId) -> Instance {
 
 async fn is_gone(shard: &Shard, id: InstanceId) {
     wait_until("the record ends", async || shard.site.phase(id).await == Some(Phase::Deleted)).await;
+    let metrics = shard.server.metrics.text();
+    assert!(metrics.contains("nstance_plan_violations_total 0"), "the checker objected to a plan");
 }
 
 #[tokio::test]
