@@ -78,6 +78,13 @@ async fn a_plan_tells_what_a_candidate_config_would_do() {
     let bad = plan(&operator, request(&config)).await.unwrap_err();
     assert!(problems_of(&bad).iter().any(|it| it.path.contains("colour")), "{}", bad.message());
     assert_refused(Err::<(), _>(bad), Code::InvalidArgument, "BAD_REQUEST");
+    // However many there are, the refusal still fits through every client.
+    for n in 0..500 {
+        config["server"][format!("colour-{n}-{}", "x".repeat(40))] = json!("red");
+    }
+    let many = plan(&operator, request(&config)).await.unwrap_err();
+    assert!(10 < problems_of(&many).len(), "{}", many.message());
+    assert_refused(Err::<(), _>(many), Code::InvalidArgument, "BAD_REQUEST");
 }
 
 #[tokio::test]

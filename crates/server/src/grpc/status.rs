@@ -8,9 +8,10 @@ use tonic::{Code, Status};
 /// The domain of every reason.
 pub const DOMAIN: &str = "nstance";
 
-/// Texts are cut so that a status stays below what HTTP/2 takes as headers.
-const MAX_TEXT: usize = 2048;
-const MAX_PROBLEM_TEXT: usize = 128;
+/// A status travels in headers, and clients take no more than 16 KiB of those unless told otherwise. The text is there
+/// twice, escaped to three times its length once, and details grow by a third.
+const MAX_TEXT: usize = 1024;
+const MAX_DETAILS: usize = 6 * 1024;
 
 /// A refusal before it is put on the wire.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -46,13 +47,15 @@ impl Refusal {
 
     /// A bad request: all of its problems, in the text and typed.
     pub fn bad_request(problems: Vec<Problem>) -> Self {
-        let shown = problems.iter().take(MAX_PRINTED).map(|it| match it.path.as_str() {
-            "" => it.message.clone(),
-            path => format!("{path}: {}", it.message),
-        });
-        let mut message = shown.collect::<Vec<_>>().join("; ");
-        if let Some((end, _)) = message.char_indices().nth(MAX_TEXT) {
-            message.truncate(end);
+        let mut message = String::new();
+        for (n, it) in problems.iter().enumerate() {
+            let path = if it.path.is_empty() { String::new() } else { format!("{}: ", it.path) };
+            let text = format!("{}{path}{}", if n == 0 { "" } else { "; " }, it.message);
+            if 0 < n && MAX_TEXT < message.len() + text.len() {
+                message.push_str(&format!("; and {} more", problems.len() - n));
+                break;
+            }
+            message.push_str(&cut(&text, MAX_TEXT));
         }
         Self { problems, ..Self::invalid("BAD_REQUEST", message) }
     }
@@ -88,19 +91,31 @@ fn any(name: &str, message: &impl Message) -> prost_types::Any {
     prost_types::Any { type_url: format!("type.googleapis.com/{name}"), value: message.encode_to_vec() }
 }
 
+/// At most so many bytes, whole characters.
+fn cut(text: &str, max: usize) -> String {
+    let end = text.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= max).last();
+    text[..end.unwrap_or(0)].to_owned()
+}
+
 /// As many as fit into status details.
 fn wire(problems: &[Problem]) -> v1::Problems {
-    let cut = |text: &str| text.chars().take(MAX_PROBLEM_TEXT).collect::<String>();
+    let mut left = MAX_DETAILS;
     let problems = problems.iter().take(MAX_PRINTED).map(|it| v1::Problem {
         severity: it.severity.as_str().to_owned(),
         code: it.code.as_str().to_owned(),
-        path: cut(&it.path),
+        path: cut(&it.path, MAX_TEXT),
         line: it.line,
         column: it.column,
-        message: cut(&it.message),
-        help: cut(it.help.as_deref().unwrap_or_default()),
+        message: cut(&it.message, MAX_TEXT),
+        help: cut(it.help.as_deref().unwrap_or_default(), MAX_TEXT),
     });
-    v1::Problems { problems: problems.collect() }
+    let fitting = problems.take_while(|it| {
+        let size = it.encoded_len() + 4;
+        let fits = size <= left;
+        left = left.saturating_sub(size);
+        fits
+    });
+    v1::Problems { problems: fitting.collect() }
 }
 
 /// The problems of a refused request.
