@@ -106,6 +106,7 @@ pub struct Event {
 #[derive(Debug, Clone)]
 pub struct Tell {
     reason: Reason,
+    tenant: Option<Tenant>,
     group: Option<GroupRef>,
     instance: Option<InstanceId>,
     message: String,
@@ -118,6 +119,7 @@ impl Tell {
     pub fn shard(reason: Reason, message: impl Into<String>) -> Self {
         Self {
             reason,
+            tenant: None,
             group: None,
             instance: None,
             message: message.into(),
@@ -127,8 +129,13 @@ impl Tell {
         }
     }
 
+    /// Of a tenant as a whole: an operator of its, say. Nobody else hears it.
+    pub fn tenant(reason: Reason, tenant: &Tenant, message: impl Into<String>) -> Self {
+        Self { tenant: Some(tenant.clone()), ..Self::shard(reason, message) }
+    }
+
     pub fn group(reason: Reason, group: &GroupRef, message: impl Into<String>) -> Self {
-        Self { group: Some(group.clone()), ..Self::shard(reason, message) }
+        Self { tenant: Some(group.tenant.clone()), group: Some(group.clone()), ..Self::shard(reason, message) }
     }
 
     pub fn instance(reason: Reason, group: &GroupRef, instance: InstanceId, message: impl Into<String>) -> Self {
@@ -170,7 +177,7 @@ impl Events {
     }
 
     pub fn tell(&self, at: Timestamp, epoch: Epoch, tell: Tell) {
-        let Tell { reason, group, instance, message, detail, actor, severity } = tell;
+        let Tell { reason, tenant, group, instance, message, detail, actor, severity } = tell;
         let shown_group = group.as_ref().map(ToString::to_string).unwrap_or_default();
         let shown_instance = instance.as_ref().map(ToString::to_string).unwrap_or_default();
         let name = reason.as_str();
@@ -195,7 +202,7 @@ impl Events {
             at,
             reason,
             severity,
-            tenant: group.as_ref().map(|it| it.tenant.clone()),
+            tenant,
             group,
             instance,
             message,
@@ -249,6 +256,7 @@ mod tests {
         let now = Timestamp::EPOCH;
         events.tell(now, Epoch(1), Tell::group(Reason::GroupChanged, &group("a"), "a's"));
         events.tell(now, Epoch(1), Tell::group(Reason::GroupChanged, &group("b"), "b's"));
+        events.tell(now, Epoch(1), Tell::tenant(Reason::CertificateIssued, &group("b").tenant, "b's operator"));
         events.tell(now, Epoch(1), Tell::shard(Reason::LeaderAcquired, "all"));
         let seen: Vec<_> = events.last(&"a".parse().unwrap(), 10).iter().map(|event| event.message.clone()).collect();
         assert_eq!(seen, ["a's", "all"]);

@@ -160,7 +160,7 @@ async fn renew_operator(
     if written.cert.current.serial != issued.serial {
         return Err(superseded(peer));
     }
-    let told = Tell::shard(Reason::CertificateIssued, "operator's certificate renewed");
+    let told = Tell::tenant(Reason::CertificateIssued, tenant, "operator's certificate renewed");
     term.tell(told.detail("operator", operator).detail("serial", &issued.serial).by(operator.to_string()));
     Ok(issued)
 }

@@ -363,7 +363,7 @@ async fn register_operator(
         Err(error) => return Err(unavailable(error)),
     };
     if taken.is_some_and(|taken| taken.value.public_key_sha256 != used.public_key_sha256) {
-        term.tell(Tell::shard(Reason::NonceReplayed, "a second key tried to use an operator's nonce"));
+        term.tell(Tell::tenant(Reason::NonceReplayed, &nonce.tenant, "a second key tried to use an operator's nonce"));
         return Err(Refusal::unauthenticated("NONCE_USED", "the nonce was used with another key"));
     }
     let ttl = term.applied.config.certificates.operator_ttl;
@@ -400,7 +400,7 @@ async fn register_operator(
     }
     stalled(term)?;
     term.tell(
-        Tell::shard(Reason::CertificateIssued, "operator registered")
+        Tell::tenant(Reason::CertificateIssued, &nonce.tenant, "operator registered")
             .detail("operator", nonce.operator)
             .detail("serial", &issued.serial),
     );
