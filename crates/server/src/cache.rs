@@ -42,15 +42,10 @@ impl CacheWriter {
                     n = receiver.recv_many(&mut batch, 256) => if n == 0 { return },
                     () = token.cancelled() => return,
                 }
-                for write in batch {
-                    let written = match write {
-                        Write::Put(record) => put(&cache, &record),
-                        Write::Groups(key, file) => put_object(&cache, key, &file),
-                        Write::Purge(instance) => cache.purge_instance(&instance),
-                    };
-                    if let Err(error) = written {
-                        tracing::warn!(error = %Chain(&error), "cache not written, the next rebuild reads the store");
-                    }
+                // Off the workers: a disk that stalls for a moment must not stall a replacement.
+                let cache = cache.clone();
+                if let Err(error) = tokio::task::spawn_blocking(move || write_all(&cache, batch)).await {
+                    tracing::error!(%error, "cache writer failed");
                 }
             }
         });
@@ -86,4 +81,17 @@ fn put_object<T: Record>(cache: &Cache, key: String, record: &Versioned<T>) -> R
     let Versioned { value, etag, meta, extra } = record;
     let body = encode(value, meta, extra);
     cache.put_objects(&[CachedObject { key, etag: etag.clone(), body, epoch: meta.epoch }])
+}
+
+fn write_all(cache: &Cache, batch: Vec<Write>) {
+    for write in batch {
+        let written = match write {
+            Write::Put(record) => put(cache, &record),
+            Write::Groups(key, file) => put_object(cache, key, &file),
+            Write::Purge(instance) => cache.purge_instance(&instance),
+        };
+        if let Err(error) = written {
+            tracing::warn!(error = %Chain(&error), "cache not written, the next rebuild reads the store");
+        }
+    }
 }

@@ -149,12 +149,13 @@ fn apply(term: &Arc<Term>, instance: InstanceId, answer: Described) {
         entry.describe.tries = 0;
     }
     drop(state);
+    exec::confirm_shown(term, vm.into_iter().collect());
+    // The worker first: people are told while it plans.
+    term.wake(&group);
     if is_dead(seen) && !is_dead(before) && matches!(phase, Phase::Provisioning | Phase::Running) {
         let message = format!("provider shows the VM {}", seen.as_str());
         term.tell(Tell::instance(Reason::InstanceDead, &group, instance, message));
     }
-    exec::confirm_shown(term, vm.into_iter().collect());
-    term.wake(&group);
 }
 
 /// When to look again: until proof for what is being deleted, with growing waits for what is lost, soon after a

@@ -66,12 +66,13 @@ fn pass(term: &Arc<Term>, group: &GroupRef) -> Duration {
             until: None,
         });
     }
-    tell_holds(term, group, &plan.holds);
-    show(&term.shared.metrics, group, &snapshot, now);
     let creates = plan.actions.iter().any(|planned| matches!(planned.action, Action::Create { .. }));
     for planned in plan.actions {
         exec::start(term, planned);
     }
+    // People are told once the effects are on their way.
+    tell_holds(term, group, &plan.holds);
+    show(&term.shared.metrics, group, &snapshot, now);
     if !creates && plan.holds.is_empty() {
         // Nobody will be replaced for what was lost so far: a later loss must not be timed from an older one.
         term.world.lock().group(group).losses.clear();
