@@ -49,7 +49,7 @@ use crate::{
     lead::{self, Candidate},
     metrics::Metrics,
     service::{
-        config::{self, Applied, ConfigError, LastGood},
+        config::{self, Applied, ConfigError, InForce, LastGood},
         register::logged,
     },
     term::{Advertised, Shared},
@@ -297,19 +297,21 @@ impl Boot {
             vitals: self.vitals.clone(),
             events: Arc::new(Events::new(self.metrics.clone())),
             cache: writer,
+            config: InForce::new(applied),
+            last_good,
         });
         shared.events.tell(
             parts.clock.now(),
             Epoch(0),
-            Tell::shard(Reason::ConfigApplied, format!("config {} in force", applied.key))
-                .detail("etag", &applied.etag),
+            Tell::shard(Reason::ConfigApplied, format!("config {} in force", shared.config.get().key))
+                .detail("etag", &shared.config.get().etag),
         );
         if let Some(rejected) = &rejected {
             let message = format!("{}", Chain(rejected));
             shared.events.tell(parts.clock.now(), Epoch(0), Tell::shard(Reason::ConfigRejected, message));
         }
         renew_own_certificate(&self.tasks, shared.clone());
-        lead::run(&self.tasks, shared, Arc::new(applied), cache, candidate, &self.served).await;
+        lead::run(&self.tasks, shared, cache, candidate, &self.served).await;
         drop(election);
         Ok(())
     }

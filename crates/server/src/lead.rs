@@ -16,7 +16,6 @@ use nstance_core::{
         clock::{Clock, Entropy},
         objects::ObjectStore,
     },
-    snapshot::Settings,
     term::Guard,
 };
 use nstance_rt::{backoff::Backoff, chain::Chain, tasks::Tasks};
@@ -42,7 +41,7 @@ use crate::{
     term_clock::TermClock,
     vitals::Role,
     wiring,
-    world::{BrakeSettings, World},
+    world::World,
 };
 
 /// How often a follower looks at a lease that nobody lets run out.
@@ -149,7 +148,6 @@ where
 pub async fn run(
     tasks: &Tasks,
     shared: Arc<Shared>,
-    applied: Arc<Applied>,
     cache: Arc<Cache>,
     candidate: Candidate,
     served: &watch::Sender<Served>,
@@ -163,7 +161,7 @@ pub async fn run(
             () = stop.cancelled() => return,
             held = follow(&shared, &keeper, &cache) => held,
         };
-        lead(tasks, &shared, &applied, &cache, &keeper, held, served).await;
+        lead(tasks, &shared, &cache, &keeper, held, served).await;
         shared.metrics.leading.set(0);
         if stop.is_cancelled() {
             return;
@@ -213,7 +211,6 @@ async fn follow(shared: &Shared, keeper: &LeaseKeeper, cache: &Cache) -> Held {
 async fn lead(
     tasks: &Tasks,
     shared: &Arc<Shared>,
-    applied: &Arc<Applied>,
     cache: &Arc<Cache>,
     keeper: &Arc<LeaseKeeper>,
     mut held: Held,
@@ -232,7 +229,7 @@ async fn lead(
     };
     let scope = tasks.child();
     let guard = held.guard().clone();
-    let term = match renewing(keeper, &mut held, begin(shared, applied, &scope, guard, rebuilt)).await {
+    let term = match renewing(keeper, &mut held, begin(shared, &scope, guard, rebuilt)).await {
         Some(Ok(term)) => term,
         failed => {
             let error = failed.and_then(Result::err).unwrap_or_else(|| anyhow::anyhow!("the lease was lost"));
@@ -322,32 +319,13 @@ async fn renewing<T>(keeper: &LeaseKeeper, held: &mut Held, work: impl Future<Ou
 /// Fills the world, opens the ports, starts what runs. Ports open last.
 async fn begin(
     shared: &Arc<Shared>,
-    applied: &Arc<Applied>,
     scope: &Tasks,
     guard: Guard,
     rebuilt: Rebuilt,
 ) -> anyhow::Result<Arc<Term>> {
+    let applied = shared.config.get();
     let server = &applied.config.server;
-    let settings = Settings {
-        registration_timeout: server.garbage_collection.registration_timeout,
-        deleted_record_retention: server.garbage_collection.deleted_record_retention,
-        eligible_age: server.expiry.eligible_age.unwrap_or_default(),
-        forced_age: server.expiry.forced_age.unwrap_or_default(),
-        ondemand_age: server.expiry.ondemand_age.unwrap_or_default(),
-        runaway_base: server.safety.runaway_base,
-        runaway_factor: server.safety.runaway_factor,
-    };
-    let world = World::new(
-        TermClock::start(shared.clock.clone()),
-        settings,
-        server.safety.runaway_window,
-        server.health_check_interval,
-        BrakeSettings {
-            min: server.safety.mass_disconnect_min,
-            percent: server.safety.mass_disconnect_percent,
-            window: server.safety.mass_disconnect_window,
-        },
-    );
+    let world = World::new(TermClock::start(shared.clock.clone()), server);
     let groups_known = !matches!(rebuilt.groups, nstance_store::rebuild::GroupsState::Unreadable(_));
     for key in &rebuilt.foreign_keys {
         tracing::warn!(key, "object below instance/ names no instance, it is left alone");
@@ -357,16 +335,7 @@ async fn begin(
     let asked = asked(&applied.config, groups.file().as_ref(), &shared.authority.bundle_pem());
     world.load(rebuilt.instances, rebuilt.corrupt);
     world.ask(asked.into_iter().map(|(group, asked)| (group, Some(asked))).collect());
-    {
-        let mut state = world.lock();
-        state.complete.groups = groups_known || remembered;
-        state.default_drain_timeout = server.default_drain_timeout;
-    }
-    let pace = Pace {
-        refill: server.create_rate_limit,
-        burst: server.create_burst,
-        max_parallel: server.max_parallel_creates,
-    };
+    world.lock().complete.groups = groups_known || remembered;
     let ports = Ports::bind(
         wiring::socket_addr(&server.bind.registration)?,
         wiring::socket_addr(&server.bind.operator)?,
@@ -384,8 +353,8 @@ async fn begin(
         guard,
         scope.clone(),
         world,
-        Gate::new(pace, shared.clock.clone()),
-        (applied.clone(), groups),
+        Gate::new(Pace::of(server), shared.clock.clone()),
+        groups,
         advertised,
     );
     restore(&term, rebuilt.vanished).await;

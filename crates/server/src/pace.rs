@@ -13,6 +13,7 @@ use std::{
     time::Duration,
 };
 
+use nstance_config::model::Server;
 use nstance_core::{plan::Priority, ports::clock::Clock, time::Mono};
 use tokio::sync::oneshot;
 
@@ -34,6 +35,12 @@ pub struct Pace {
     pub refill: Duration,
     pub burst: u32,
     pub max_parallel: u32,
+}
+
+impl Pace {
+    pub fn of(server: &Server) -> Self {
+        Self { refill: server.create_rate_limit, burst: server.create_burst, max_parallel: server.max_parallel_creates }
+    }
 }
 
 #[derive(Clone)]
@@ -89,6 +96,18 @@ impl Gate {
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Another pace from now on. Tokens that are there stay, up to the new burst.
+    pub fn set_pace(&self, pace: Pace) {
+        let now = self.clock.monotonic();
+        {
+            let mut state = self.lock();
+            state.fill(now);
+            state.pace = pace;
+            state.tokens = state.tokens.min(f64::from(pace.burst));
+        }
+        self.admit();
     }
 
     /// Waits for a token and a place. Dropping the future gives up the wait.

@@ -33,7 +33,11 @@ use crate::{
     events::{Events, Reason, Tell},
     metrics::Metrics,
     pace::Gate,
-    service::{certificates::Renewals, config::Applied, groups::Groups},
+    service::{
+        certificates::Renewals,
+        config::{Applied, InForce, LastGood},
+        groups::Groups,
+    },
     tasks::{observe::Observer, reconcile},
     vitals::Vitals,
     world::{Facts, World},
@@ -54,6 +58,9 @@ pub struct Shared {
     pub vitals: Arc<Vitals>,
     pub events: Arc<Events>,
     pub cache: CacheWriter,
+    /// The config in force. It outlives terms: a refresh changes it for the next one too.
+    pub config: InForce,
+    pub last_good: LastGood,
 }
 
 /// Where clients find this shard's leader, as told to new instances.
@@ -72,7 +79,6 @@ pub struct Term {
     pub gate: Gate,
     pub observer: Observer,
     pub renewals: Renewals,
-    pub applied: Arc<Applied>,
     pub groups: Groups,
     pub advertised: Advertised,
     wakes: Mutex<BTreeMap<GroupRef, Arc<Notify>>>,
@@ -87,7 +93,7 @@ impl Term {
         tasks: Tasks,
         world: World,
         gate: Gate,
-        (applied, groups): (Arc<Applied>, Groups),
+        groups: Groups,
         advertised: Advertised,
     ) -> Arc<Self> {
         Arc::new(Self {
@@ -98,7 +104,6 @@ impl Term {
             gate,
             observer: Observer::default(),
             renewals: Renewals::default(),
-            applied,
             groups,
             advertised,
             wakes: Mutex::default(),
@@ -113,6 +118,11 @@ impl Term {
 
     pub fn now(&self) -> Timestamp {
         self.world.now()
+    }
+
+    /// The config in force now. Whoever reads several settings that belong together reads them from one copy.
+    pub fn applied(&self) -> Arc<Applied> {
+        self.shared.config.get()
     }
 
     pub fn tell(&self, tell: Tell) {

@@ -15,7 +15,7 @@ use std::{
     time::Duration,
 };
 
-use nstance_config::MergedGroup;
+use nstance_config::{MergedGroup, model::Server};
 use nstance_core::{
     group::Desired,
     ids::{GroupRef, InstanceId, LbKey, Tenant},
@@ -135,20 +135,14 @@ pub struct Asked {
 }
 
 impl World {
-    pub fn new(
-        clock: TermClock,
-        settings: Settings,
-        runaway_window: Duration,
-        health_check_interval: Duration,
-        brake_settings: BrakeSettings,
-    ) -> Self {
+    pub fn new(clock: TermClock, server: &Server) -> Self {
         let state = State {
             complete: Completeness { config: true, groups: true, records: false, listing: false },
             provider: ProviderView::Available,
-            settings,
-            runaway_window,
-            health_check_interval,
-            default_drain_timeout: Duration::ZERO,
+            settings: settings(server),
+            runaway_window: server.safety.runaway_window,
+            health_check_interval: server.health_check_interval,
+            default_drain_timeout: server.default_drain_timeout,
             entries: BTreeMap::new(),
             groups: BTreeMap::new(),
             corrupt: Vec::new(),
@@ -156,12 +150,22 @@ impl World {
             next_stream: 0,
             lost: BTreeSet::new(),
             n_connected: 0,
-            brake_settings,
+            brake_settings: brake_settings(server),
             brake_memory: BrakeMemory::default(),
             places: Places::default(),
             watched_balancers: BTreeSet::new(),
         };
         Self { clock, state: Mutex::new(state) }
+    }
+
+    /// Takes over settings that may change while we lead.
+    pub fn configure(&self, server: &Server) {
+        let mut state = self.lock();
+        state.settings = settings(server);
+        state.runaway_window = server.safety.runaway_window;
+        state.health_check_interval = server.health_check_interval;
+        state.default_drain_timeout = server.default_drain_timeout;
+        state.brake_settings = brake_settings(server);
     }
 
     pub fn lock(&self) -> MutexGuard<'_, State> {
@@ -280,6 +284,26 @@ impl World {
         let state = self.lock();
         let entry = state.entries.get(&instance)?;
         (entry.instance().group.tenant == *tenant).then(|| entry.instance().clone())
+    }
+}
+
+fn settings(server: &Server) -> Settings {
+    Settings {
+        registration_timeout: server.garbage_collection.registration_timeout,
+        deleted_record_retention: server.garbage_collection.deleted_record_retention,
+        eligible_age: server.expiry.eligible_age.unwrap_or_default(),
+        forced_age: server.expiry.forced_age.unwrap_or_default(),
+        ondemand_age: server.expiry.ondemand_age.unwrap_or_default(),
+        runaway_base: server.safety.runaway_base,
+        runaway_factor: server.safety.runaway_factor,
+    }
+}
+
+fn brake_settings(server: &Server) -> BrakeSettings {
+    BrakeSettings {
+        min: server.safety.mass_disconnect_min,
+        percent: server.safety.mass_disconnect_percent,
+        window: server.safety.mass_disconnect_window,
     }
 }
 

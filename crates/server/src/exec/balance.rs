@@ -131,7 +131,8 @@ pub async fn look_at_balancers(term: &Arc<Term>) {
     if !term.shared.provider.capabilities().load_balancers {
         return;
     }
-    let looks = term.applied.config.load_balancers.keys().map(|lb| async move {
+    let applied = term.applied();
+    let looks = applied.config.load_balancers.keys().map(|lb| async move {
         look(term, lb).await;
         watch(term, lb.clone());
     });

@@ -60,7 +60,7 @@ pub(super) fn begin(term: &Arc<Term>, group: &GroupRef, reason: CreateReason, pr
     let cause = if reason == CreateReason::Replacement { it.losses.pop_front() } else { None };
     let entropy = term.shared.entropy.as_ref();
     let id = InstanceId::new(merged.kind, uuid_v7(now, random(entropy)));
-    let life = term.applied.config.server.garbage_collection.registration_timeout;
+    let life = term.applied().config.server.garbage_collection.registration_timeout;
     let life = if life.is_zero() { NONCE_LIFE } else { life };
     let instance = Instance {
         id,
@@ -77,7 +77,7 @@ pub(super) fn begin(term: &Arc<Term>, group: &GroupRef, reason: CreateReason, pr
         template: merged.template.clone(),
         infra_hash,
         runtime_hash,
-        config_etag: term.applied.etag.to_string(),
+        config_etag: term.applied().etag.to_string(),
         instance_type,
         subnet,
         image: None,
@@ -489,7 +489,7 @@ fn goes_elsewhere(state: &mut State, instance: &Instance, now: Timestamp) -> boo
 fn spec(term: &Term, instance: &Instance, merged: &MergedGroup) -> Result<VmSpec, String> {
     let nonce = term.shared.authority.agent_nonce(instance);
     let bundle = term.shared.authority.bundle_pem();
-    let server = &term.applied.config.server;
+    let server = &term.applied().config.server;
     let data = RenderData {
         cluster_id: term.shared.cluster.to_string(),
         ca_cert: bundle.clone(),

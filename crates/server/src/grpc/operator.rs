@@ -37,7 +37,7 @@ impl OperatorService for Operator {
 
     async fn get_config_status(&self, request: Request<()>) -> Result<Response<v1::ConfigStatusResponse>, Status> {
         Caller::of(&request)?;
-        let (term, applied) = (&self.term, &self.term.applied);
+        let (term, applied) = (&self.term, self.term.applied());
         let server = &applied.config.server;
         Ok(Response::new(v1::ConfigStatusResponse {
             etag: applied.etag.to_string(),

@@ -109,7 +109,7 @@ async fn renew_agent(
     peer: &Peer,
     key: &PublicKey,
 ) -> Result<Issued, Refusal> {
-    let ttl = term.applied.config.certificates.agent_ttl;
+    let ttl = term.applied().config.certificates.agent_ttl;
     let issued = term.shared.authority.issue_agent(&id, tenant, key, term.shared.clock.now(), ttl)?;
     let fact = cert_fact(&issued);
     let commit = term.update(id, |it| {
@@ -140,7 +140,7 @@ async fn renew_operator(
     let gone = || Refusal::unauthenticated("OPERATOR_UNKNOWN", format!("operator {operator} is not registered"));
     let current = records.read_operator(tenant, &operator).await.map_err(unavailable)?.ok_or_else(gone)?;
     let now = term.shared.clock.now();
-    let ttl = term.applied.config.certificates.operator_ttl;
+    let ttl = term.applied().config.certificates.operator_ttl;
     let issued = term.shared.authority.issue_operator(&operator, tenant, key, now, ttl)?;
     let fact = cert_fact(&issued);
     log(term, Some(tenant), operator.to_string(), "operator", &issued).await?;

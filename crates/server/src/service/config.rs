@@ -6,7 +6,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
-    sync::Arc,
+    sync::{Arc, PoisonError, RwLock},
 };
 
 use nstance_config::{Checks, Config, GroupLayer, Loaded, ProviderKind, Report, load};
@@ -37,6 +37,23 @@ pub struct Applied {
     pub loaded_at: Timestamp,
     /// The store could not be asked for a newer one, or its newer one is invalid.
     pub stale: bool,
+}
+
+/// Holds the config in force; a refresh puts another in its place, and whoever still holds the old one ends with it.
+pub struct InForce(RwLock<Arc<Applied>>);
+
+impl InForce {
+    pub fn new(applied: Applied) -> Self {
+        Self(RwLock::new(Arc::new(applied)))
+    }
+
+    pub fn get(&self) -> Arc<Applied> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn set(&self, applied: Applied) {
+        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(applied);
+    }
 }
 
 #[derive(Debug, thiserror::Error)]

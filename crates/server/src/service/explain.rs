@@ -84,7 +84,7 @@ fn candidate(term: &Term, text: &[u8]) -> Result<Config, Refusal> {
         return Err(Refusal::bad_request(vec![problem(Code::Limit, "candidate_config", message)]));
     }
     let loaded = check("candidate_config", text, Some(&term.shared.shard));
-    let in_force = &term.applied.config;
+    let in_force = &term.applied().config;
     match loaded.config {
         Some(config) => match in_force.immutable_changes(&config, &BTreeMap::new()) {
             changes if changes.is_empty() => Ok(config),
@@ -120,7 +120,7 @@ fn imagine(term: &Term, tenant: &Tenant, config: &Config, snapshot: &mut Snapsho
                     other => view.desired = other,
                 }
             }
-            None if term.applied.config.groups.contains_key(&group) => view.desired = Desired::Tombstoned,
+            None if term.applied().config.groups.contains_key(&group) => view.desired = Desired::Tombstoned,
             None => {}
         }
     }

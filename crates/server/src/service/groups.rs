@@ -116,7 +116,7 @@ async fn commit(term: &Arc<Term>, decide: &Decide) -> Result<bool, Refusal> {
     if decide(&before)?.is_none() {
         return Ok(false);
     }
-    let records = term.shared.records.within(term.applied.config.server.request_timeout);
+    let records = term.shared.records.within(term.applied().config.server.request_timeout);
     let failed = |error: RecordError| match error {
         RecordError::Corrupt { .. } => Refusal::precondition("GROUPS_UNREADABLE", format!("{}", Chain(&error))),
         error => record_refusal(&term.failed(error)),
@@ -166,7 +166,7 @@ fn take_in(term: &Arc<Term>, before: &GroupsFile, file: Versioned<GroupsFile>) {
     let asked: BTreeMap<_, _> = named
         .iter()
         .filter(differs)
-        .map(|group| ((*group).clone(), asked_of(&term.applied.config, Some(after), group, &ca_bundle)))
+        .map(|group| ((*group).clone(), asked_of(&term.applied().config, Some(after), group, &ca_bundle)))
         .collect();
     let changed: Vec<GroupRef> = asked.keys().cloned().collect();
     term.world.ask(asked);
@@ -226,7 +226,7 @@ fn status_size(term: &Term, group: &GroupRef) -> u32 {
 fn decide_upsert(term: &Term, upsert: &Upsert, file: &GroupsFile) -> Result<Option<GroupsFile>, Refusal> {
     let Upsert { group, request, victims, expected_etag, actor } = upsert;
     same_etag(file, group, expected_etag)?;
-    let config = &term.applied.config;
+    let config = &term.applied().config;
     let is_static = config.groups.contains_key(group);
     let left = managed_left(term, group);
     let tombstoned = file.deleted.contains_key(group);
@@ -303,7 +303,7 @@ pub async fn delete(term: &Arc<Term>, removal: Removal) -> Result<(), Refusal> {
     let (group, actor) = (removal.group.clone(), removal.actor.clone());
     let deciding = term.clone();
     let changed = change(term, Box::new(move |file| decide_removal(&deciding, &removal, file))).await?;
-    if term.applied.config.groups.contains_key(&group) {
+    if term.applied().config.groups.contains_key(&group) {
         let message = "the config file holds this group: its override is dropped, the group stays";
         term.tell(Tell::group(Reason::GroupChanged, &group, message).warning().by(actor));
     } else if changed {
@@ -320,7 +320,7 @@ fn decide_removal(term: &Term, removal: &Removal, file: &GroupsFile) -> Result<O
     same_etag(file, group, expected_etag)?;
     let mut next = file.clone();
     let stored = next.groups.remove(group).is_some();
-    if term.applied.config.groups.contains_key(group) {
+    if term.applied().config.groups.contains_key(group) {
         return Ok(stored.then_some(next));
     }
     if !stored && !is_named(term, group) {
@@ -367,7 +367,7 @@ fn decide_shrink(
     };
     let entry = file.groups.get(group);
     let named = entry.is_some_and(|entry| entry.preferred_victims.contains(&victim));
-    let config = &term.applied.config;
+    let config = &term.applied().config;
     let stored = entry.map(layer).transpose();
     let stored =
         stored.map_err(|error| Refusal::precondition("GROUPS_UNREADABLE", format!("stored group: {error}")))?;

@@ -36,7 +36,7 @@ impl Operators {
         operator: OperatorId,
         tenant: &Tenant,
     ) -> Result<(), Refusal> {
-        if !term.applied.config.tenants.contains(tenant) {
+        if !term.applied().config.tenants.contains(tenant) {
             let message = format!("tenant {tenant} is not configured in this shard");
             return Err(Refusal::denied("TENANT_UNKNOWN", message));
         }

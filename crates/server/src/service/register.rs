@@ -160,7 +160,7 @@ async fn register_agent(
     judge(&known, &nonce, &parsed.key).map_err(|refusal| told(term, &known, &parsed.key, refusal))?;
     // 10. Sign; log and commit beside each other.
     let now = term.now();
-    let ttl = term.applied.config.certificates.agent_ttl;
+    let ttl = term.applied().config.certificates.agent_ttl;
     let wall = term.shared.clock.now();
     let issued = term.shared.authority.issue_agent(&id, &nonce.tenant, &parsed.key, wall, ttl)?;
     let fact = cert_fact(&issued);
@@ -334,7 +334,7 @@ async fn register_operator(
     parsed: Parsed,
 ) -> Result<v1::RegisterClientResponse, Refusal> {
     same("WRONG_CLUSTER", "cluster", nonce.cluster.as_str(), term.shared.cluster.as_str())?;
-    if !term.applied.config.tenants.contains(&nonce.tenant) {
+    if !term.applied().config.tenants.contains(&nonce.tenant) {
         let message = format!("tenant {} is not configured in this shard; add it to tenants", nonce.tenant);
         return Err(Refusal::new(tonic::Code::FailedPrecondition, "TENANT_UNKNOWN", message));
     }
@@ -366,7 +366,7 @@ async fn register_operator(
         term.tell(Tell::tenant(Reason::NonceReplayed, &nonce.tenant, "a second key tried to use an operator's nonce"));
         return Err(Refusal::unauthenticated("NONCE_USED", "the nonce was used with another key"));
     }
-    let ttl = term.applied.config.certificates.operator_ttl;
+    let ttl = term.applied().config.certificates.operator_ttl;
     let issued = term.shared.authority.issue_operator(&nonce.operator, &nonce.tenant, &parsed.key, now, ttl)?;
     let record = OperatorRecord {
         operator_id: nonce.operator,

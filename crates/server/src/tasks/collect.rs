@@ -24,7 +24,7 @@ use crate::{
 
 pub async fn work(term: Arc<Term>) {
     let token = term.tasks.token().clone();
-    let server = &term.applied.config.server;
+    let server = &term.applied().config.server;
     let (interval, timeout) = (server.garbage_collection.interval, server.request_timeout);
     // The first one decides whether anything may be made or removed at all: it is tried until it succeeds.
     let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
