@@ -12,12 +12,16 @@ use std::{
 use tokio_util::{sync::CancellationToken, task::TaskTracker};
 use tracing::Instrument;
 
+use crate::process::{Process, Running};
+
 #[derive(Clone)]
 pub struct Tasks {
     token: CancellationToken,
     tracker: TaskTracker,
     aborts: Arc<Mutex<Vec<tokio::task::AbortHandle>>>,
     failed: tokio::sync::watch::Sender<Option<Failure>>,
+    /// In a simulation: what these tasks are frozen and killed with.
+    process: Option<Process>,
 }
 
 /// A task that ended by panicking.
@@ -45,12 +49,19 @@ impl Tasks {
             tracker: TaskTracker::new(),
             aborts: Arc::default(),
             failed: tokio::sync::watch::Sender::new(None),
+            process: None,
         }
+    }
+
+    /// A scope whose tasks, and those of every scope inside it, belong to a simulated process.
+    pub fn of(process: &Process) -> Self {
+        Self { process: Some(process.clone()), ..Self::new() }
     }
 
     /// A scope inside this one: it ends with this one, or earlier by itself. Failures in it are known here too.
     pub fn child(&self) -> Self {
-        Self { failed: self.failed.clone(), ..Self::with_token(self.token.child_token()) }
+        let (failed, process) = (self.failed.clone(), self.process.clone());
+        Self { failed, process, ..Self::with_token(self.token.child_token()) }
     }
 
     /// Cancelled when the scope ends.
@@ -69,7 +80,15 @@ impl Tasks {
         F: Future<Output = ()> + Send + 'static,
     {
         let failed = self.failed.clone();
-        let task = tokio::spawn(self.tracker.track_future(future).instrument(tracing::debug_span!("task", name)));
+        let future = self.tracker.track_future(future).instrument(tracing::debug_span!("task", name));
+        let task = match &self.process {
+            None => tokio::spawn(future),
+            Some(process) => {
+                let task = tokio::spawn(Running { process: process.clone(), future: Box::pin(future) });
+                process.track(task.abort_handle());
+                task
+            }
+        };
         {
             let mut aborts = self.aborts.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
             if 256 <= aborts.len() && aborts.len().is_power_of_two() {

@@ -52,7 +52,7 @@ use crate::{
         config::{self, Applied, ConfigError, InForce, LastGood},
         register::logged,
     },
-    term::{Advertised, Shared},
+    term::{Advertised, Shared, Term},
     vitals::{Role, Vitals},
     wiring,
 };
@@ -68,18 +68,32 @@ pub struct Parts {
     pub entropy: Arc<dyn Entropy>,
     /// Instead of the provider that the config names.
     pub provider: Option<Arc<dyn Provider>>,
-    /// Where the health port answers before any config is known.
-    pub first_health: SocketAddr,
+    pub doors: Doors,
+    /// Instead of one in the cache directory.
+    pub cache: Option<Arc<Cache>>,
+    /// What the server runs in.
+    pub tasks: Tasks,
 }
 
-/// The health port's default, for [`Parts::first_health`].
+/// How others reach a server.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Doors {
+    /// By the sockets that the config names. `first_health`: where the health port answers before any is known.
+    Sockets { first_health: SocketAddr },
+    /// By no socket at all: a simulation calls the services of a term ([`Running::term`]) in this process. The address
+    /// stands for this server in the lease, where nobody else may have the same while it lives.
+    Inside { addr: SocketAddr },
+}
+
+/// The health port's default, for [`Doors::Sockets`].
 pub const FIRST_HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 8990);
 
 /// Where a leader is served, once it is.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
+#[derive(Clone, Default)]
 pub struct Served {
     pub health: Option<SocketAddr>,
     pub leader: Option<Leader>,
+    pub term: Option<Arc<Term>>,
     pub ending: Ending,
 }
 
@@ -119,6 +133,11 @@ impl Running {
     pub async fn leading(&mut self) -> anyhow::Result<Leader> {
         let served = self.served.wait_for(|served| served.leader.is_some()).await.context("server ended")?;
         served.leader.clone().context("server leads no more")
+    }
+
+    /// The term this server leads in, if it does.
+    pub fn term(&self) -> Option<Arc<Term>> {
+        self.served.borrow().term.clone()
     }
 
     pub async fn health_addr(&mut self) -> anyhow::Result<SocketAddr> {
@@ -161,7 +180,9 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
         clock: Arc::new(SystemClock),
         entropy: entropy.clone(),
         provider: None,
-        first_health: FIRST_HEALTH,
+        doors: Doors::Sockets { first_health: FIRST_HEALTH },
+        cache: None,
+        tasks: Tasks::new(),
     });
     let ended = tokio::select! {
         biased;
@@ -196,7 +217,7 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
 
 /// Starts a server in this process.
 pub fn start(parts: Parts) -> Running {
-    let tasks = Tasks::new();
+    let tasks = parts.tasks.clone();
     let metrics = Arc::new(Metrics::new());
     let vitals = Arc::new(Vitals::default());
     let (served, watching) = watch::channel(Served::default());
@@ -242,7 +263,7 @@ impl Boot {
         let parts = &self.parts;
         self.vitals.set_store(parts.store.describe());
         let last_good = LastGood::new(&parts.cachedir, &parts.shard);
-        let health = self.first_health_port(&last_good).await;
+        let first_health = self.first_health_port(&last_good).await;
         self.qualified().await?;
         let (applied, rejected) = self.config(&last_good).await?;
         let server = &applied.config.server;
@@ -251,13 +272,23 @@ impl Boot {
             served.ending = Ending { limit: server.shutdown_timeout, jitter: (jitter.min_delay, jitter.max_delay) };
         });
         self.check_advertise_host(&applied).map_err(End::Fatal)?;
-        self.health_port(health, &applied).await?;
         // Bound for the life of the process: while it is, no other server can be bound here, so one that finds the
         // lease naming this very address knows that its holder is gone.
-        let election = self.bind("election", wiring::socket_addr(&server.bind.election)).await?;
+        let (election, election_addr) = match parts.doors {
+            Doors::Inside { addr } => (None, addr),
+            Doors::Sockets { .. } => {
+                self.health_port(first_health, &applied).await?;
+                let election = self.bind("election", wiring::socket_addr(&server.bind.election)).await?;
+                let addr = election.local_addr().map_err(|error| End::Fatal(error.into()))?;
+                (Some(election), addr)
+            }
+        };
         let cache = self.cache(&applied).await?;
         let metrics = self.metrics.clone();
-        let writer = CacheWriter::start(&self.tasks, cache.clone(), metrics);
+        let writer = match parts.doors {
+            Doors::Sockets { .. } => CacheWriter::start(&self.tasks, cache.clone(), metrics),
+            Doors::Inside { .. } => CacheWriter::at_once(cache.clone(), metrics),
+        };
         let entropy = parts.entropy.clone();
         let secrets = self
             .until("secrets", || async { wiring::secrets(&applied.config, parts.store.clone(), entropy.clone()) })
@@ -269,7 +300,6 @@ impl Boot {
             parts.clock.clone(),
             parts.entropy.clone(),
         );
-        let election_addr = election.local_addr().map_err(|error| End::Fatal(error.into()))?;
         let health_addr = self.served.borrow().health.unwrap_or(election_addr);
         let candidate = Candidate::new(parts, &applied, election_addr, health_addr);
         let authority = self.authority(&applied, &cache, secrets.as_ref(), &records, &candidate).await?;
@@ -311,7 +341,7 @@ impl Boot {
             shared.events.tell(parts.clock.now(), Epoch(0), Tell::shard(Reason::ConfigRejected, message));
         }
         renew_own_certificate(&self.tasks, shared.clone());
-        lead::run(&self.tasks, shared, cache, candidate, &self.served).await;
+        lead::run(&self.tasks, shared, cache, candidate, parts.doors, &self.served).await;
         drop(election);
         Ok(())
     }
@@ -365,9 +395,10 @@ impl Boot {
     /// Before the config is known the health port answers where the last good config put it, else at its default.
     async fn first_health_port(&self, last_good: &LastGood) -> Option<FirstHealth> {
         let known = last_good.applied(&self.parts.shard, self.parts.clock.now());
+        let Doors::Sockets { first_health } = self.parts.doors else { return None };
         let wanted = match &known {
             Some(applied) => wiring::socket_addr(&applied.config.server.bind.health).ok()?,
-            None => self.parts.first_health,
+            None => first_health,
         };
         // Taken by somebody else: the config will tell where ours is.
         let listener = TcpListener::bind(wanted).await.ok()?;
@@ -434,6 +465,9 @@ impl Boot {
 
     async fn cache(&self, applied: &Applied) -> Result<Arc<Cache>, End> {
         let server = &applied.config.server;
+        if let Some(cache) = &self.parts.cache {
+            return Ok(cache.clone());
+        }
         let open = || async {
             let cache = Cache::open(&self.parts.cachedir, &server.cluster_id, &server.shard)?;
             Ok(Arc::new(cache))

@@ -24,8 +24,14 @@ enum Write {
 }
 
 #[derive(Clone)]
+enum Way {
+    Queue(mpsc::Sender<Write>),
+    AtOnce(Arc<Cache>),
+}
+
+#[derive(Clone)]
 pub struct CacheWriter {
-    sender: mpsc::Sender<Write>,
+    way: Way,
     metrics: Arc<Metrics>,
 }
 
@@ -49,7 +55,12 @@ impl CacheWriter {
                 }
             }
         });
-        Self { sender, metrics }
+        Self { way: Way::Queue(sender), metrics }
+    }
+
+    /// Writes where it is told to, for a simulation: there nothing may depend on how fast a disk is.
+    pub fn at_once(cache: Arc<Cache>, metrics: Arc<Metrics>) -> Self {
+        Self { way: Way::AtOnce(cache), metrics }
     }
 
     pub fn put(&self, record: &Versioned<Instance>) {
@@ -65,8 +76,13 @@ impl CacheWriter {
     }
 
     fn send(&self, write: Write) {
-        if self.sender.try_send(write).is_err() {
-            self.metrics.cache_writes_dropped.inc();
+        match &self.way {
+            Way::Queue(sender) => {
+                if sender.try_send(write).is_err() {
+                    self.metrics.cache_writes_dropped.inc();
+                }
+            }
+            Way::AtOnce(cache) => write_all(cache, vec![write]),
         }
     }
 }

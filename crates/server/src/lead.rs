@@ -28,7 +28,7 @@ use nstance_store::{
 use tokio::sync::watch;
 
 use crate::{
-    boot::{Leader, Parts, Served},
+    boot::{Doors, Leader, Parts, Served},
     events::{Reason, Tell},
     grpc::serve::{Ports, serve},
     pace::{Gate, Pace},
@@ -150,6 +150,7 @@ pub async fn run(
     shared: Arc<Shared>,
     cache: Arc<Cache>,
     candidate: Candidate,
+    doors: Doors,
     served: &watch::Sender<Served>,
 ) {
     let keeper = Arc::new(candidate.keeper(lease_key(Some(&shared.shard)), candidate.timing));
@@ -161,7 +162,7 @@ pub async fn run(
             () = stop.cancelled() => return,
             held = follow(&shared, &keeper, &cache) => held,
         };
-        lead(tasks, &shared, &cache, &keeper, held, served).await;
+        lead(tasks, &shared, &cache, &keeper, held, doors, served).await;
         shared.metrics.leading.set(0);
         if stop.is_cancelled() {
             return;
@@ -214,6 +215,7 @@ async fn lead(
     cache: &Arc<Cache>,
     keeper: &Arc<LeaseKeeper>,
     mut held: Held,
+    doors: Doors,
     served: &watch::Sender<Served>,
 ) {
     shared.vitals.set_role(Role::Acquiring, held.epoch());
@@ -229,7 +231,7 @@ async fn lead(
     };
     let scope = tasks.child();
     let guard = held.guard().clone();
-    let term = match renewing(keeper, &mut held, begin(shared, &scope, guard, rebuilt)).await {
+    let term = match renewing(keeper, &mut held, begin(shared, &scope, guard, rebuilt, doors)).await {
         Some(Ok(term)) => term,
         failed => {
             let error = failed.and_then(Result::err).unwrap_or_else(|| anyhow::anyhow!("the lease was lost"));
@@ -250,6 +252,7 @@ async fn lead(
     term.tell(Tell::shard(Reason::LeaderAcquired, format!("{} leads", shared.id)));
     served.send_modify(|served| {
         served.leader = Some(Leader { epoch: term.epoch(), advertised: term.advertised.clone() });
+        served.term = Some(term.clone());
     });
     let why = tokio::select! {
         biased;
@@ -259,7 +262,10 @@ async fn lead(
     };
     // From here on no effect starts. Then the lease is freed, so that a successor need not wait for what follows.
     term.guard.close();
-    served.send_modify(|served| served.leader = None);
+    served.send_modify(|served| {
+        served.leader = None;
+        served.term = None;
+    });
     shared.vitals.set_role(if stop.is_cancelled() { Role::Stopping } else { Role::Following }, term.epoch());
     tracing::info!(epoch = %term.epoch(), why, "term ends");
     release(shared, keeper, held).await;
@@ -322,6 +328,7 @@ async fn begin(
     scope: &Tasks,
     guard: Guard,
     rebuilt: Rebuilt,
+    doors: Doors,
 ) -> anyhow::Result<Arc<Term>> {
     let applied = shared.config.get();
     let server = &applied.config.server;
@@ -336,17 +343,28 @@ async fn begin(
     world.load(rebuilt.instances, rebuilt.corrupt);
     world.ask(asked.into_iter().map(|(group, asked)| (group, Some(asked))).collect());
     world.lock().complete.groups = groups_known || remembered;
-    let ports = Ports::bind(
-        wiring::socket_addr(&server.bind.registration)?,
-        wiring::socket_addr(&server.bind.operator)?,
-        wiring::socket_addr(&server.bind.agent)?,
-    )
-    .await
-    .context("open the ports of a leader")?;
-    let advertised = Advertised {
-        registration: wiring::advertised(&server.advertise.registration, ports.registration.local_addr()?),
-        operator: wiring::advertised(&server.advertise.operator, ports.operator.local_addr()?),
-        agent: wiring::advertised(&server.advertise.agent, ports.agent.local_addr()?),
+    let ports = match doors {
+        Doors::Inside { .. } => None,
+        Doors::Sockets { .. } => {
+            let ports = Ports::bind(
+                wiring::socket_addr(&server.bind.registration)?,
+                wiring::socket_addr(&server.bind.operator)?,
+                wiring::socket_addr(&server.bind.agent)?,
+            );
+            Some(ports.await.context("open the ports of a leader")?)
+        }
+    };
+    let advertised = match &ports {
+        Some(ports) => Advertised {
+            registration: wiring::advertised(&server.advertise.registration, ports.registration.local_addr()?),
+            operator: wiring::advertised(&server.advertise.operator, ports.operator.local_addr()?),
+            agent: wiring::advertised(&server.advertise.agent, ports.agent.local_addr()?),
+        },
+        // One name for the shard, whoever leads it.
+        None => {
+            let inside = format!("{}.inside", shared.shard);
+            Advertised { registration: inside.clone(), operator: inside.clone(), agent: inside }
+        }
     };
     let term = Term::new(
         shared.clone(),
@@ -358,7 +376,9 @@ async fn begin(
         advertised,
     );
     restore(&term, rebuilt.vanished).await;
-    serve(&term, ports).context("serve the ports of a leader")?;
+    if let Some(ports) = ports {
+        serve(&term, ports).context("serve the ports of a leader")?;
+    }
     term.world.lock().agents_since = Some(term.now());
     scope.spawn("observe", observe::work(term.clone()));
     scope.spawn("collect", collect::work(term.clone()));

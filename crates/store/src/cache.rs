@@ -149,6 +149,17 @@ impl Cache {
         Self::open_at(dir, cluster, shard, now)
     }
 
+    /// One in memory, for simulations: it lives as long as whoever holds it, and a server that is started again with it
+    /// finds what the one before it wrote.
+    pub fn in_memory(cluster: &ClusterId, shard: &Shard) -> Result<Self, CacheError> {
+        let path = PathBuf::from(":memory:");
+        match try_open(&path, cluster, shard) {
+            Ok(connection) => Ok(Self { path, connection: Mutex::new(connection) }),
+            Err(Unfit::Damaged(source)) => Err(CacheError::Sqlite { path, source }),
+            Err(Unfit::Schema(_) | Unfit::Foreign) => unreachable!("a fresh one has our schema and identity"),
+        }
+    }
+
     fn connection(&self) -> MutexGuard<'_, Connection> {
         // A panic inside leaves a transaction that SQLite rolled back.
         self.connection.lock().unwrap_or_else(PoisonError::into_inner)

@@ -1,6 +1,6 @@
 //! The three gRPC ports of a leader. They open last, and close when the term ends.
 
-use std::{net::SocketAddr, sync::Arc, time::Duration};
+use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
 use nstance_identity::tls::{ClientAuth, TlsError, server_config};
 use nstance_proto::v1::{
@@ -8,7 +8,8 @@ use nstance_proto::v1::{
     registration_service_server::RegistrationServiceServer,
 };
 use tokio::net::TcpListener;
-use tonic::transport::Server;
+use tonic::{body::Body, transport::Server};
+use tower::{Layer, util::BoxCloneSyncService};
 
 use super::{
     agent::Agents,
@@ -52,8 +53,7 @@ pub fn serve(term: &Arc<Term>, ports: Ports) -> Result<(), TlsError> {
     let limits = PortLimits { max_connections: 1024, handshake: Duration::from_secs(5), user_timeout: None };
     let incoming = accept(tasks, ports.registration, open, limits);
     let (reporter, health) = tonic_health::server::health_reporter();
-    let service = RegistrationServiceServer::new(Registrations::new(term.clone()))
-        .max_decoding_message_size(REGISTRATION_MESSAGE);
+    let service = registrations(term);
     let router = Server::builder()
         .max_connection_age(Duration::from_secs(60))
         .max_concurrent_streams(4)
@@ -71,9 +71,7 @@ pub fn serve(term: &Arc<Term>, ports: Ports) -> Result<(), TlsError> {
         user_timeout: Some(Duration::from_secs(20)),
     };
     let incoming = accept(tasks, ports.operator, mutual.clone(), limits);
-    let service =
-        OperatorServiceServer::new(Operator { term: term.clone() }).max_decoding_message_size(OPERATOR_MESSAGE);
-    let auth = Auth { term: term.clone(), port: Port::Operator(Arc::new(Operators::default())) };
+    let (auth, service) = operators(term);
     let router = Server::builder()
         .http2_keepalive_interval(Some(Duration::from_secs(15)))
         .http2_keepalive_timeout(Some(Duration::from_secs(5)))
@@ -91,8 +89,7 @@ pub fn serve(term: &Arc<Term>, ports: Ports) -> Result<(), TlsError> {
         user_timeout: Some(Duration::from_secs(15)),
     };
     let incoming = accept(tasks, ports.agent, mutual, limits);
-    let service = AgentServiceServer::new(Agents { term: term.clone() }).max_decoding_message_size(AGENT_MESSAGE);
-    let auth = Auth { term: term.clone(), port: Port::Agent };
+    let (auth, service) = agents(term);
     let router = Server::builder()
         .http2_keepalive_interval(Some(Duration::from_secs(10)))
         .http2_keepalive_timeout(Some(Duration::from_secs(5)))
@@ -104,6 +101,44 @@ pub fn serve(term: &Arc<Term>, ports: Ports) -> Result<(), TlsError> {
         ended(router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await, "agent");
     });
     Ok(())
+}
+
+fn registrations(term: &Arc<Term>) -> RegistrationServiceServer<Registrations> {
+    RegistrationServiceServer::new(Registrations::new(term.clone())).max_decoding_message_size(REGISTRATION_MESSAGE)
+}
+
+fn operators(term: &Arc<Term>) -> (Auth, OperatorServiceServer<Operator>) {
+    let auth = Auth { term: term.clone(), port: Port::Operator(Arc::new(Operators::default())) };
+    (auth, OperatorServiceServer::new(Operator { term: term.clone() }).max_decoding_message_size(OPERATOR_MESSAGE))
+}
+
+fn agents(term: &Arc<Term>) -> (Auth, AgentServiceServer<Agents>) {
+    let auth = Auth { term: term.clone(), port: Port::Agent };
+    (auth, AgentServiceServer::new(Agents { term: term.clone() }).max_decoding_message_size(AGENT_MESSAGE))
+}
+
+/// A service as one calls it: a request in, a response out. Requests bring a [`super::conn::ConnInfo`] along.
+pub type Callable = BoxCloneSyncService<http::Request<Body>, http::Response<Body>, Infallible>;
+
+/// The three services without their sockets, with the very layers that stand before them there. For a simulation, where
+/// clients and servers live in one process.
+#[derive(Clone)]
+pub struct Inside {
+    pub registration: Callable,
+    pub operator: Callable,
+    pub agent: Callable,
+}
+
+impl Inside {
+    pub fn of(term: &Arc<Term>) -> Self {
+        let (operator_auth, operators) = operators(term);
+        let (agent_auth, agents) = agents(term);
+        Self {
+            registration: BoxCloneSyncService::new(registrations(term)),
+            operator: BoxCloneSyncService::new(operator_auth.layer(operators)),
+            agent: BoxCloneSyncService::new(agent_auth.layer(agents)),
+        }
+    }
 }
 
 fn ended(result: Result<(), tonic::transport::Error>, port: &str) {

@@ -38,9 +38,9 @@ use nstance_identity::{
     nonce::AgentNonce,
 };
 use nstance_providers::fake::{Call, FakeOptions, FakeProvider, Op};
-use nstance_rt::{clock::SystemClock, entropy::SystemEntropy};
+use nstance_rt::{clock::SystemClock, entropy::SystemEntropy, tasks::Tasks};
 use nstance_server::{
-    boot::{self, Leader, Parts, Running},
+    boot::{self, Doors, Leader, Parts, Running},
     grpc::status::reason_of,
 };
 use nstance_store::{
@@ -204,7 +204,9 @@ impl Site {
             clock: self.clock.clone(),
             entropy: self.entropy.clone(),
             provider: Some(Arc::new(self.cloud.clone())),
-            first_health: ANY_PORT,
+            doors: Doors::Sockets { first_health: ANY_PORT },
+            cache: None,
+            tasks: Tasks::new(),
         }
     }
 
