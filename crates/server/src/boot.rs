@@ -52,7 +52,7 @@ use crate::{
         config::{self, Applied, ConfigError, InForce, LastGood},
         register::logged,
     },
-    term::{Advertised, Shared, Term},
+    term::{Advertised, Planner, Shared, Term},
     vitals::{Role, Vitals},
     wiring,
 };
@@ -71,6 +71,7 @@ pub struct Parts {
     pub doors: Doors,
     /// Instead of one in the cache directory.
     pub cache: Option<Arc<Cache>>,
+    pub planner: Planner,
     /// What the server runs in.
     pub tasks: Tasks,
 }
@@ -182,6 +183,7 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
         provider: None,
         doors: Doors::Sockets { first_health: FIRST_HEALTH },
         cache: None,
+        planner: Arc::new(nstance_core::plan::plan),
         tasks: Tasks::new(),
     });
     let ended = tokio::select! {
@@ -329,6 +331,7 @@ impl Boot {
             cache: writer,
             config: InForce::new(applied),
             last_good,
+            planner: parts.planner.clone(),
         });
         shared.events.tell(
             parts.clock.now(),

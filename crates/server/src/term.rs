@@ -12,11 +12,13 @@ use std::{
 use nstance_core::{
     ids::{ClusterId, Epoch, GroupRef, InstanceId, ServerId, Shard},
     instance::Instance,
+    plan::Plan,
     ports::{
         clock::{Clock, Entropy},
         objects::ObjectStore,
         provider::Provider,
     },
+    snapshot::Snapshot,
     term::Guard,
     time::Timestamp,
 };
@@ -61,7 +63,12 @@ pub struct Shared {
     /// The config in force. It outlives terms: a refresh changes it for the next one too.
     pub config: InForce,
     pub last_good: LastGood,
+    pub planner: Planner,
 }
+
+/// Decides what to do. There is one, `nstance_core::plan::plan`; a simulation puts a broken one in its place to see
+/// whether anybody notices.
+pub type Planner = Arc<dyn Fn(&Snapshot, Timestamp) -> Plan + Send + Sync>;
 
 /// Where clients find this shard's leader, as told to new instances.
 #[derive(Debug, Clone, PartialEq, Eq)]

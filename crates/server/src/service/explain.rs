@@ -6,7 +6,7 @@ use nstance_config::{Code, Config, Problem};
 use nstance_core::{
     group::Desired,
     ids::{GroupRef, InstanceId, Tenant},
-    plan::{Action, Plan, Planned, counts, plan},
+    plan::{Action, Plan, Planned, counts},
     snapshot::{GroupView, Snapshot},
     time::Timestamp,
 };
@@ -54,7 +54,7 @@ pub fn dry_run(term: &Term, tenant: &Tenant, request: &v1::PlanRequest) -> Resul
             return Err(Refusal::not_found(format!("there is no group {}", request.group)));
         }
     }
-    let Plan { actions, holds, wake_at } = plan(&snapshot, now);
+    let Plan { actions, holds, wake_at } = (term.shared.planner)(&snapshot, now);
     let complete = snapshot.shard.complete;
     Ok(v1::PlanResponse {
         actions: actions.iter().map(planned).collect(),
@@ -196,7 +196,7 @@ fn explain_group(term: &Term, group: &GroupRef) -> Result<v1::ExplainResponse, R
     let missing = || Refusal::not_found(format!("there is no group {}", group.group));
     let (snapshot, now) = term.world.snapshot(Some(group));
     let view = snapshot.groups.get(group).ok_or_else(missing)?;
-    let Plan { actions, holds, .. } = plan(&snapshot, now);
+    let Plan { actions, holds, .. } = (term.shared.planner)(&snapshot, now);
     let counts = counts(&snapshot.shard, group, view, now);
     let desired = match view.desired {
         Desired::Known(size) => size.to_string(),
@@ -233,7 +233,7 @@ fn explain_instance(term: &Term, tenant: &Tenant, id: InstanceId) -> Result<v1::
     let missing = || Refusal::not_found(format!("there is no instance {id}"));
     let instance = term.world.instance(tenant, id).ok_or_else(missing)?;
     let (snapshot, now) = term.world.snapshot(Some(&instance.group));
-    let Plan { actions, holds, .. } = plan(&snapshot, now);
+    let Plan { actions, holds, .. } = (term.shared.planner)(&snapshot, now);
     let id_text = id.to_string();
     let actions: Vec<_> = actions.iter().map(planned).filter(|action| action.instance_id == id_text).collect();
     // What holds its group holds it too.

@@ -7,7 +7,7 @@ use nstance_core::{
     check::check,
     group::Desired,
     ids::GroupRef,
-    plan::{Action, Hold, HoldKind, counts, plan},
+    plan::{Action, Hold, HoldKind, counts},
     snapshot::Snapshot,
     time::Timestamp,
 };
@@ -45,7 +45,7 @@ fn pass(term: &Arc<Term>, group: &GroupRef) -> Duration {
     term.observer.look(due);
     let started = term.world.clock().monotonic();
     let (snapshot, now) = term.world.snapshot(Some(group));
-    let mut plan = plan(&snapshot, now);
+    let mut plan = (term.shared.planner)(&snapshot, now);
     for violation in check(&snapshot, &plan, now) {
         // The checker is a second opinion: it is told, not obeyed, for either of the two may be wrong.
         term.shared.metrics.plan_violations.inc();

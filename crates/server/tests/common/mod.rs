@@ -206,6 +206,7 @@ impl Site {
             provider: Some(Arc::new(self.cloud.clone())),
             doors: Doors::Sockets { first_health: ANY_PORT },
             cache: None,
+            planner: Arc::new(nstance_core::plan::plan),
             tasks: Tasks::new(),
         }
     }
