@@ -16,6 +16,7 @@ use crate::{
     records::{self, RunFile},
     render::{self, Size},
     s3::{S3Options, S3Server},
+    sim::{self, Mutation, Setup},
     status::{self, Form},
     stop, stored, up,
 };
@@ -47,6 +48,8 @@ enum Command {
     /// Measure, in an environment of its own
     #[command(subcommand)]
     Bench(BenchCommand),
+    /// Simulate the whole plane by the numbers of a seed, with faults, and check its promises
+    Sim(SimArgs),
     /// Run the object store alone, in the foreground
     S3(S3Args),
     /// Print the environment's variables as export lines
@@ -145,6 +148,37 @@ enum BenchCommand {
 }
 
 #[derive(Debug, Args)]
+struct SimArgs {
+    /// The first seed
+    #[arg(long, default_value_t = 1)]
+    seed: u64,
+    /// How many seeds, one after the other
+    #[arg(long, default_value_t = 100)]
+    runs: u64,
+    /// Steps of each script
+    #[arg(long, default_value_t = Setup::default().steps)]
+    steps: u64,
+    /// Runs at a time
+    #[arg(long, default_value_t = 2)]
+    jobs: usize,
+    /// A planner that is wrong in one way, to see that it is noticed
+    #[arg(long, value_name = "NAME")]
+    mutate: Option<Mutation>,
+    /// Stop after so many broken runs
+    #[arg(long, default_value_t = 1)]
+    stop_after: usize,
+    /// Lines of a broken run's trace to print
+    #[arg(long, default_value_t = 60)]
+    lines: usize,
+    /// The whole trace of every run
+    #[arg(long)]
+    trace: bool,
+    /// With the servers' own log
+    #[arg(long)]
+    log: bool,
+}
+
+#[derive(Debug, Args)]
 struct S3Args {
     /// Holds the bucket's objects as files
     #[arg(long, default_value = "temp/dev-s3")]
@@ -175,6 +209,10 @@ pub fn run(cli: Cli) -> anyhow::Result<ExitCode> {
     if matches!(cli.command, Command::Status(_) | Command::Logs(_) | Command::Env(_)) {
         nstance_rt::pipe::end_quietly_when_closed();
     }
+    // Every run has a runtime of its own.
+    if let Command::Sim(args) = cli.command {
+        return sim(&args);
+    }
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.context("start the runtime")?;
     let ended = runtime.block_on(dispatch(cli.command));
@@ -201,8 +239,31 @@ async fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
             bench::replacement(size, kills, max_p99_ms).await.map(|()| ExitCode::SUCCESS)
         }
         Command::S3(args) => s3(args).await,
+        Command::Sim(args) => sim(&args),
         Command::Env(DirArg { dir }) => env(&Layout::open(&dir)?),
     }
+}
+
+fn sim(args: &SimArgs) -> anyhow::Result<ExitCode> {
+    if args.log {
+        telemetry::start(LogForm::Text, true);
+    }
+    let setup = Setup { steps: args.steps, mutation: args.mutate };
+    let seeds = args.seed..args.seed.saturating_add(args.runs);
+    let summary = sim::run_many(seeds, setup, args.jobs, args.stop_after, |n, outcome| {
+        if args.trace {
+            println!("{}", outcome.trace.join("\n"));
+            println!("digest of seed {}: {:016x}", outcome.seed, outcome.digest);
+        }
+        if n % 100 == 0 && n < args.runs {
+            eprintln!("{n} of {}", args.runs);
+        }
+    })?;
+    for outcome in &summary.broken {
+        print!("{}", sim::report(outcome, setup, if args.trace { 0 } else { args.lines }));
+    }
+    println!("{}", summary.line());
+    Ok(if summary.broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }
 
 async fn s3(args: S3Args) -> anyhow::Result<ExitCode> {

@@ -55,3 +55,5 @@ mod kill;
 mod bench;
 
 pub mod s3;
+
+pub mod sim;

@@ -198,6 +198,24 @@ impl FakeProvider {
         self.cloud().vms.values().filter(stands).filter_map(|vm| vm.instance).collect()
     }
 
+    /// Every VM that is known by an instance id, with what it is now.
+    pub fn states(&self) -> Vec<(InstanceId, Seen)> {
+        let now = self.now();
+        self.cloud().vms.values().filter_map(|vm| Some((vm.instance?, vm.seen_at(now)?))).collect()
+    }
+
+    pub fn vm_of(&self, instance: InstanceId) -> Option<FakeVm> {
+        self.cloud().vms.values().find(|vm| vm.instance == Some(instance)).cloned()
+    }
+
+    pub fn members(&self, lb: &LbKey) -> BTreeMap<InstanceId, LbMember> {
+        self.cloud().members(lb, self.now())
+    }
+
+    pub fn n_calls(&self) -> usize {
+        self.cloud().calls.len()
+    }
+
     pub fn address_holder(&self, ip: IpAddr) -> Option<String> {
         self.cloud().addresses.get(&ip).cloned()
     }

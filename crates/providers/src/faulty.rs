@@ -6,7 +6,10 @@
 use std::{
     collections::BTreeMap,
     future::Future,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
     time::Duration,
 };
 
@@ -42,6 +45,7 @@ pub struct FaultyProvider {
     inner: Arc<dyn Provider>,
     entropy: Arc<dyn Entropy>,
     faults: Mutex<Faults>,
+    n_faults: AtomicU64,
     frozen: watch::Sender<bool>,
 }
 
@@ -62,11 +66,16 @@ enum Kind {
 
 impl FaultyProvider {
     pub fn new(inner: Arc<dyn Provider>, entropy: Arc<dyn Entropy>, faults: Faults) -> Self {
-        Self { inner, entropy, faults: Mutex::new(faults), frozen: watch::Sender::new(false) }
+        Self { inner, entropy, faults: Mutex::new(faults), n_faults: AtomicU64::new(0), frozen: watch::Sender::new(false) }
     }
 
     pub fn set(&self, faults: Faults) {
         *self.faults.lock().unwrap_or_else(PoisonError::into_inner) = faults;
+    }
+
+    /// How many calls did not go well.
+    pub fn n_faults(&self) -> u64 {
+        self.n_faults.load(Ordering::Relaxed)
     }
 
     /// While frozen, calls neither go out nor come back.
@@ -108,6 +117,7 @@ impl FaultyProvider {
         call: impl Future<Output = Result<T, ProviderError>> + Send,
     ) -> Result<T, ProviderError> {
         let (delay, fate) = self.draw();
+        self.n_faults.fetch_add(u64::from(fate != Fate::Well), Ordering::Relaxed);
         if !delay.is_zero() {
             tokio::time::sleep(delay).await;
         }

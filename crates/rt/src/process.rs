@@ -11,11 +11,13 @@ use std::{
     task::{Context, Poll, Waker},
 };
 
+use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
 #[derive(Clone, Default)]
 pub struct Process {
     state: Arc<Mutex<State>>,
+    doomed: Arc<Notify>,
     killed: CancellationToken,
 }
 
@@ -25,6 +27,8 @@ struct State {
     /// Of futures that wanted to run while frozen.
     wakers: Vec<Waker>,
     aborts: Vec<tokio::task::AbortHandle>,
+    /// How many polls are left before it stops for good.
+    polls_left: Option<u64>,
 }
 
 impl Process {
@@ -73,9 +77,19 @@ impl Process {
         self.killed.cancel();
     }
 
-    /// Resolves when it has been killed.
-    pub async fn killed(&self) {
-        self.killed.cancelled().await;
+    /// Lets it run for so many polls more, then stops it where it stands: any await may be the one. Whoever armed this
+    /// kills it when [`Process::doomed`] resolves.
+    pub fn doom_after(&self, n_polls: u64) {
+        self.state().polls_left = Some(n_polls);
+    }
+
+    pub async fn doomed(&self) {
+        self.doomed.notified().await;
+    }
+
+    /// Cancelled when it is killed.
+    pub fn token(&self) -> &CancellationToken {
+        &self.killed
     }
 
     /// Waits for something of this process, from outside. `None` if it is killed before.
@@ -103,6 +117,13 @@ impl Process {
     /// Whether something may be polled now; if not, it is woken when it may.
     pub fn poll_runs(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut state = self.state();
+        if let Some(left) = state.polls_left.filter(|_| !state.frozen) {
+            state.polls_left = left.checked_sub(1);
+            if left == 0 {
+                state.frozen = true;
+                self.doomed.notify_one();
+            }
+        }
         if state.frozen {
             state.wakers.push(cx.waker().clone());
             return Poll::Pending;

@@ -158,6 +158,18 @@ impl Running {
         }
     }
 
+    /// Why the server cannot go on, if that is so now.
+    pub async fn broken(&self) -> Option<String> {
+        if let Some(fatal) = self.fatal.borrow().clone() {
+            return Some(fatal);
+        }
+        tokio::select! {
+            biased;
+            failure = self.tasks.failure() => Some(failure.to_string()),
+            () = std::future::ready(()) => None,
+        }
+    }
+
     /// Hands leadership over and ends everything within `limit`.
     pub async fn stop(self, limit: Duration) {
         let aborted = self.tasks.end(limit).await;

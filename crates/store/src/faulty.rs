@@ -85,6 +85,7 @@ struct State {
     gets: VecDeque<Fault>,
     lists: VecDeque<Fault>,
     calls: Calls,
+    n_faults: u64,
     last_write: BTreeMap<String, tokio::time::Instant>,
 }
 
@@ -126,6 +127,11 @@ impl FaultyStore {
     /// The next lists meet these.
     pub fn script_lists(&self, faults: impl IntoIterator<Item = Fault>) {
         self.state().lists.extend(faults);
+    }
+
+    /// How many calls did not go well.
+    pub fn n_faults(&self) -> u64 {
+        self.state().n_faults
     }
 
     pub fn calls(&self) -> Calls {
@@ -172,6 +178,7 @@ impl FaultyStore {
                 state.last_write.insert(key.to_owned(), now);
             }
         }
+        state.n_faults += u64::from(fault != Fault::None);
         (fault, delays)
     }
 

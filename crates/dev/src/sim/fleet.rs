@@ -1,0 +1,316 @@
+//! Agents: every VM that runs has one. It registers with the nonce its VM was made with, reports, reconnects, and dies
+//! with its VM, loudly or without a word.
+
+use std::{
+    collections::BTreeMap,
+    sync::{
+        Arc, Mutex, MutexGuard, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
+
+use nstance_core::{
+    ids::InstanceId,
+    instance::Seen,
+    ports::{clock::Entropy, provider::Bootstrap},
+    time::Timestamp,
+};
+use nstance_identity::keys::KeyPair;
+use nstance_proto::v1::{
+    self, agent_service_client::AgentServiceClient, registration_service_client::RegistrationServiceClient,
+};
+use nstance_rt::{
+    entropy::{below, jitter},
+    tasks::Tasks,
+};
+use rustls::pki_types::{CertificateDer, pem::PemObject as _};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tokio_util::sync::CancellationToken;
+use tonic::{Code, Status};
+
+use super::{
+    net::{Port, Wire},
+    site::Site,
+};
+
+/// How often agents report.
+pub(crate) const INTERVAL: Duration = Duration::from_secs(5);
+
+/// After so long without an answer a server gives a peer up, and a peer its server.
+const KEEPALIVE: Duration = Duration::from_secs(15);
+
+const TICK: Duration = Duration::from_millis(100);
+
+pub(crate) struct Fleet {
+    site: Arc<Site>,
+    tasks: Tasks,
+    chance: Arc<dyn Entropy>,
+    agents: Mutex<BTreeMap<InstanceId, Agent>>,
+}
+
+struct Agent {
+    life: CancellationToken,
+    link: Arc<Link>,
+    notices: mpsc::Sender<Timestamp>,
+    noticed: bool,
+    dying: bool,
+}
+
+/// An agent's connection, as others may meddle with it.
+#[derive(Default)]
+struct Link {
+    cut: Arc<AtomicBool>,
+    closed: Mutex<CancellationToken>,
+    open: AtomicBool,
+}
+
+impl Link {
+    fn close(&self) {
+        self.closed.lock().unwrap_or_else(PoisonError::into_inner).cancel();
+    }
+}
+
+impl Fleet {
+    pub(crate) fn start(site: &Arc<Site>, tasks: &Tasks, chance: Arc<dyn Entropy>) -> Arc<Self> {
+        let fleet = Arc::new(Self { site: site.clone(), tasks: tasks.clone(), chance, agents: Mutex::default() });
+        let it = fleet.clone();
+        tasks.spawn_droppable("fleet", async move {
+            loop {
+                it.tick();
+                tokio::time::sleep(TICK).await;
+            }
+        });
+        fleet
+    }
+
+    fn agents(&self) -> MutexGuard<'_, BTreeMap<InstanceId, Agent>> {
+        self.agents.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn tick(self: &Arc<Self>) {
+        let states: BTreeMap<InstanceId, Seen> = self.site.cloud().states().into_iter().collect();
+        let dead: Vec<_> = {
+            let agents = self.agents();
+            let runs = |id: &InstanceId| states.get(id) == Some(&Seen::Running);
+            agents.iter().filter(|(id, agent)| !agent.dying && !runs(id)).map(|(id, _)| *id).collect()
+        };
+        for id in dead {
+            let silent = below(self.chance.as_ref(), 4) == 0;
+            self.dies(id, silent);
+        }
+        for (id, seen) in &states {
+            if *seen == Seen::Running && !self.agents().contains_key(id) {
+                self.begin(*id);
+            }
+        }
+        let noticed: Vec<_> = self.agents().iter().filter(|(_, it)| !it.noticed).map(|(id, _)| *id).collect();
+        for id in noticed {
+            if let Some(deadline) = self.site.cloud().notice_of(id)
+                && let Some(agent) = self.agents().get_mut(&id)
+            {
+                agent.noticed = agent.notices.try_send(deadline).is_ok();
+            }
+        }
+    }
+
+    fn begin(self: &Arc<Self>, id: InstanceId) {
+        let Some(spec) = self.site.cloud().vm_of(id).and_then(|vm| vm.spec) else { return };
+        let (notices, receiver) = mpsc::channel(4);
+        let agent = Agent {
+            life: CancellationToken::new(),
+            link: Arc::default(),
+            notices,
+            noticed: false,
+            dying: false,
+        };
+        let (life, link) = (agent.life.clone(), agent.link.clone());
+        self.agents().insert(id, agent);
+        let fleet = self.clone();
+        self.tasks.spawn_droppable("agent", async move {
+            tokio::select! {
+                biased;
+                () = life.cancelled() => {}
+                () = fleet.live(id, spec.bootstrap, link, receiver) => {}
+            }
+        });
+    }
+
+    /// Its VM is no more. Silently: nobody is told, and the peer finds out by itself.
+    fn dies(&self, id: InstanceId, silent: bool) {
+        let (life, link) = {
+            let mut agents = self.agents();
+            let Some(agent) = agents.get_mut(&id) else { return };
+            agent.dying = true;
+            (agent.life.clone(), agent.link.clone())
+        };
+        if !silent {
+            link.close();
+            life.cancel();
+            return;
+        }
+        link.cut.store(true, Ordering::SeqCst);
+        self.tasks.spawn_droppable("power cut", async move {
+            tokio::time::sleep(KEEPALIVE).await;
+            link.close();
+            life.cancel();
+        });
+    }
+
+    /// Cuts agents off from the servers for a time; their VMs run on.
+    pub(crate) fn cut(&self, ids: &[InstanceId], time: Duration) {
+        for id in ids {
+            let Some(link) = self.agents().get(id).filter(|it| !it.dying).map(|it| it.link.clone()) else { continue };
+            link.cut.store(true, Ordering::SeqCst);
+            self.tasks.spawn_droppable("cut", async move {
+                tokio::time::sleep(KEEPALIVE.min(time)).await;
+                if KEEPALIVE <= time {
+                    link.close();
+                    tokio::time::sleep(time - KEEPALIVE).await;
+                }
+                link.cut.store(false, Ordering::SeqCst);
+            });
+        }
+    }
+
+    /// Ends the connections of agents, as a restart of theirs would.
+    pub(crate) fn reset(&self, ids: &[InstanceId]) {
+        for id in ids {
+            if let Some(agent) = self.agents().get(id) {
+                agent.link.close();
+            }
+        }
+    }
+
+    /// Agents that are registered and have a stream open.
+    pub(crate) fn connected(&self) -> Vec<InstanceId> {
+        let open = |it: &Agent| !it.dying && it.link.open.load(Ordering::SeqCst);
+        self.agents().iter().filter(|(_, it)| open(it)).map(|(id, _)| *id).collect()
+    }
+
+    async fn live(&self, id: InstanceId, bootstrap: Bootstrap, link: Arc<Link>, mut notices: mpsc::Receiver<Timestamp>) {
+        let chance = self.chance.as_ref();
+        tokio::time::sleep(Duration::from_millis(300) + jitter(chance, Duration::from_secs(3))).await;
+        if below(chance, 100) < 2 {
+            self.site.judge().note(format!("agent {id} never starts"));
+            return std::future::pending().await;
+        }
+        let leaf = self.register(id, &bootstrap, &link).await;
+        loop {
+            self.session(id, &leaf, &link, &mut notices).await;
+            link.open.store(false, Ordering::SeqCst);
+            tokio::time::sleep(Duration::from_millis(100) + jitter(chance, Duration::from_secs(2))).await;
+        }
+    }
+
+    async fn register(&self, id: InstanceId, bootstrap: &Bootstrap, link: &Link) -> Arc<[u8]> {
+        let chance = self.chance.as_ref();
+        let key = KeyPair::generate(chance);
+        loop {
+            match self.ask(bootstrap, &key, link).await {
+                Ok(answer) => {
+                    if below(chance, 20) == 0 {
+                        self.steal(id, bootstrap, link).await;
+                    }
+                    let leaf = CertificateDer::from_pem_slice(&answer.client_certificate_pem);
+                    return leaf.map(|leaf| Arc::from(leaf.as_ref())).unwrap_or_else(|_| Arc::from([]));
+                }
+                Err(status) => self.site.heard("RegisterAgent", &status),
+            }
+            tokio::time::sleep(Duration::from_millis(500) + jitter(chance, Duration::from_secs(4))).await;
+        }
+    }
+
+    async fn ask(&self, bootstrap: &Bootstrap, key: &KeyPair, link: &Link) -> Result<v1::RegisterClientResponse, Status> {
+        let mut wire = Wire::new(&self.site, Port::Registration, None);
+        wire.cut = link.cut.clone();
+        let request = v1::RegisterClientRequest {
+            registration_nonce_jwt: bootstrap.nonce_jwt.clone(),
+            public_key_pem: key.public_key_pem().into_bytes(),
+            client_version: "sim".to_owned(),
+            ..v1::RegisterClientRequest::default()
+        };
+        let mut client = RegistrationServiceClient::new(wire);
+        let asked = tokio::time::timeout(Duration::from_secs(10), client.register_agent(request));
+        asked.await.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer"))).map(tonic::Response::into_inner)
+    }
+
+    /// Somebody found the nonce and tries it with a key of its own.
+    async fn steal(&self, id: InstanceId, bootstrap: &Bootstrap, link: &Link) {
+        let thief = KeyPair::generate(self.chance.as_ref());
+        match self.ask(bootstrap, &thief, link).await {
+            Ok(_) => self.site.judge().violate("I11", format!("the nonce of {id} was good for a second key")),
+            Err(status) => self.site.heard("RegisterAgent", &status),
+        }
+    }
+
+    async fn session(&self, id: InstanceId, leaf: &Arc<[u8]>, link: &Link, notices: &mut mpsc::Receiver<Timestamp>) {
+        let mut wire = Wire::new(&self.site, Port::Agent, Some(leaf.clone()));
+        wire.cut = link.cut.clone();
+        *link.closed.lock().unwrap_or_else(PoisonError::into_inner) = wire.closed.clone();
+        if wire.is_cut() {
+            tokio::time::sleep(Duration::from_secs(2)).await;
+            return;
+        }
+        let (reports, receiver) = mpsc::channel(8);
+        let report = |kind: v1::ReportKind| v1::HealthReportRequest {
+            instance_id: id.to_string(),
+            kind: kind.into(),
+            interval_ms: u32::try_from(INTERVAL.as_millis()).unwrap_or(0),
+            ..v1::HealthReportRequest::default()
+        };
+        // A queue that is full holds a report already.
+        let _ = reports.try_send(report(v1::ReportKind::First));
+        let mut client = AgentServiceClient::new(wire);
+        let call = client.report_health(ReceiverStream::new(receiver));
+        tokio::pin!(call);
+        let mut next = tokio::time::Instant::now() + INTERVAL;
+        let opened = tokio::time::sleep(Duration::from_millis(50));
+        tokio::pin!(opened);
+        let mut is_open = false;
+        loop {
+            tokio::select! {
+                biased;
+                ended = &mut call => {
+                    if let Err(status) = ended {
+                        self.site.heard("ReportHealth", &status);
+                    }
+                    return;
+                }
+                () = &mut opened, if !is_open => {
+                    is_open = true;
+                    link.open.store(true, Ordering::SeqCst);
+                }
+                Some(deadline) = notices.recv() => {
+                    let notice = v1::TerminationNotice {
+                        action: "terminate".to_owned(),
+                        deadline: Some(prost_types::Timestamp {
+                            seconds: deadline.as_millis() / 1000,
+                            nanos: 0,
+                        }),
+                        ..v1::TerminationNotice::default()
+                    };
+                    let told = v1::HealthReportRequest { termination_notice: Some(notice), ..report(v1::ReportKind::Notice) };
+                    let _ = reports.try_send(told);
+                }
+                () = tokio::time::sleep_until(next) => {
+                    next += INTERVAL;
+                    if !link.cut.load(Ordering::SeqCst) {
+                        let _ = reports.try_send(report(v1::ReportKind::Periodic));
+                    }
+                }
+            }
+        }
+    }
+}
+
+impl Site {
+    /// A refusal as a client got it. Some are never right.
+    pub(crate) fn heard(&self, call: &str, status: &Status) {
+        let never = matches!(status.code(), Code::Internal | Code::Unknown | Code::Unimplemented | Code::DataLoss);
+        if never {
+            self.judge().violate("status", format!("{call} answered {:?}: {}", status.code(), status.message()));
+        }
+    }
+}

@@ -1,0 +1,259 @@
+//! Operators: each wants something of its tenant's groups and goes on asking until it is so; each acknowledges drains,
+//! late, at once or never; and each looks at all it is shown for a word about somebody else.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    time::Duration,
+};
+
+use nstance_core::{
+    ids::{GroupRef, InstanceId, OperatorId, Tenant, uuid_v7},
+    ports::clock::{Entropy, random},
+};
+use nstance_identity::{
+    keys::KeyPair,
+    nonce::{OperatorNonce, new_jti, sign_operator_nonce},
+};
+use nstance_proto::v1::{
+    self, operator_service_client::OperatorServiceClient, registration_service_client::RegistrationServiceClient,
+};
+use nstance_rt::{
+    entropy::{below, jitter},
+    tasks::Tasks,
+};
+use rustls::pki_types::{CertificateDer, pem::PemObject as _};
+use tonic::{Code, Status};
+
+use super::{
+    net::{Port, Wire},
+    site::{Site, cluster},
+};
+
+/// What is wanted of a group.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Wish {
+    pub(crate) size: u32,
+    /// In the config file; if not, the operator makes it.
+    pub(crate) is_static: bool,
+    pub(crate) instance_type: String,
+    /// Asked to go.
+    pub(crate) deleted: bool,
+}
+
+pub(crate) struct Operator {
+    pub(crate) tenant: Tenant,
+    site: Arc<Site>,
+    chance: Arc<dyn Entropy>,
+    wishes: Mutex<Wishes>,
+}
+
+#[derive(Default)]
+struct Wishes {
+    groups: BTreeMap<String, Wish>,
+    /// Instances that shall go, each until the server has taken it up.
+    remove: BTreeSet<InstanceId>,
+    replace: BTreeSet<InstanceId>,
+    /// When each drain is acknowledged; `None`: never.
+    acks: BTreeMap<(InstanceId, String), Option<tokio::time::Instant>>,
+}
+
+type Client = OperatorServiceClient<Wire>;
+
+impl Operator {
+    pub(crate) fn start(site: &Arc<Site>, tasks: &Tasks, tenant: Tenant, chance: Arc<dyn Entropy>) -> Arc<Self> {
+        let operator = Arc::new(Self { tenant, site: site.clone(), chance, wishes: Mutex::default() });
+        let it = operator.clone();
+        tasks.spawn_droppable("operator", async move { it.live().await });
+        operator
+    }
+
+    fn wishes(&self) -> MutexGuard<'_, Wishes> {
+        self.wishes.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    pub(crate) fn want(&self, group: &str, wish: Wish) {
+        self.site.judge().note(format!("{} wants {group} {wish:?}", self.tenant));
+        self.wishes().groups.insert(group.to_owned(), wish);
+    }
+
+    pub(crate) fn groups(&self) -> BTreeMap<String, Wish> {
+        self.wishes().groups.clone()
+    }
+
+    pub(crate) fn remove(&self, id: InstanceId) {
+        self.site.judge().note(format!("{} wants {id} to go", self.tenant));
+        self.wishes().remove.insert(id);
+    }
+
+    pub(crate) fn replace(&self, id: InstanceId) {
+        self.site.judge().note(format!("{} wants {id} replaced", self.tenant));
+        self.wishes().replace.insert(id);
+    }
+
+    /// Whether the servers have taken up everything.
+    pub(crate) fn is_content(&self) -> bool {
+        let wishes = self.wishes();
+        wishes.remove.is_empty() && wishes.replace.is_empty()
+    }
+
+    async fn live(&self) {
+        let leaf = self.register().await;
+        let mut client = OperatorServiceClient::new(Wire::new(&self.site, Port::Operator, Some(leaf)));
+        loop {
+            let pass = tokio::time::timeout(Duration::from_secs(20), self.pass(&mut client)).await;
+            if let Ok(Err(status)) = pass {
+                self.site.heard("operator call", &status);
+            }
+            tokio::time::sleep(Duration::from_millis(300) + jitter(self.chance.as_ref(), Duration::from_secs(1))).await;
+        }
+    }
+
+    async fn register(&self) -> Arc<[u8]> {
+        let key = KeyPair::generate(self.chance.as_ref());
+        let mut nonce = None;
+        loop {
+            if nonce.is_none()
+                && let Some(signer) = self.site.nonce_key().await
+            {
+                let now = self.site.now();
+                let claims = OperatorNonce {
+                    operator: OperatorId::new(uuid_v7(now, random(self.chance.as_ref()))),
+                    jti: new_jti(self.chance.as_ref()),
+                    issued_at: now,
+                    expires_at: now.plus(Duration::from_secs(3600)),
+                    cluster: cluster(),
+                    tenant: self.tenant.clone(),
+                };
+                nonce = Some(sign_operator_nonce(&signer, &claims));
+            }
+            if let Some(nonce) = &nonce {
+                let request = v1::RegisterClientRequest {
+                    registration_nonce_jwt: nonce.clone(),
+                    public_key_pem: key.public_key_pem().into_bytes(),
+                    ..v1::RegisterClientRequest::default()
+                };
+                let mut client = RegistrationServiceClient::new(Wire::new(&self.site, Port::Registration, None));
+                let asked = tokio::time::timeout(Duration::from_secs(10), client.register_operator(request));
+                match asked.await.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer"))) {
+                    Ok(answer) => {
+                        let leaf = CertificateDer::from_pem_slice(&answer.get_ref().client_certificate_pem);
+                        return leaf.map(|leaf| Arc::from(leaf.as_ref())).unwrap_or_else(|_| Arc::from([]));
+                    }
+                    Err(status) => self.site.heard("RegisterOperator", &status),
+                }
+            }
+            tokio::time::sleep(Duration::from_secs(1)).await;
+        }
+    }
+
+    async fn pass(&self, client: &mut Client) -> Result<(), Status> {
+        let groups = client.list_groups(()).await?.into_inner().groups;
+        for status in &groups {
+            if status.tenant != self.tenant.as_str() {
+                self.site.judge().violate("I12", format!("{} is shown group {}/{}", self.tenant, status.tenant, status.key));
+            }
+        }
+        let instances = self.instances(client).await?;
+        self.acknowledge(client, &instances).await?;
+        for (key, wish) in self.groups() {
+            let status = groups.iter().find(|status| status.key == key);
+            self.reconcile(client, &key, &wish, status).await?;
+        }
+        let (remove, replace) = {
+            let wishes = self.wishes();
+            (wishes.remove.clone(), wishes.replace.clone())
+        };
+        for id in remove {
+            let request = v1::DeleteInstanceRequest { instance_id: id.to_string(), ..Default::default() };
+            settled(client.delete_instance(request).await)?;
+            self.wishes().remove.remove(&id);
+        }
+        for id in replace {
+            let request = v1::ReplaceInstanceRequest { instance_id: id.to_string(), ..Default::default() };
+            settled(client.replace_instance(request).await)?;
+            self.wishes().replace.remove(&id);
+        }
+        Ok(())
+    }
+
+    async fn instances(&self, client: &mut Client) -> Result<Vec<v1::InstanceStatusResponse>, Status> {
+        let request = v1::ListInstancesRequest { page_size: 500, ..Default::default() };
+        let instances = client.list_instances(request).await?.into_inner().instances;
+        for shown in &instances {
+            let of = shown.instance_id.parse().ok().and_then(|id| self.site.judge().instance(id));
+            let foreign = of.is_some_and(|it| it.group.tenant != self.tenant);
+            if foreign || shown.tenant != self.tenant.as_str() {
+                self.site.judge().violate("I12", format!("{} is shown instance {}", self.tenant, shown.instance_id));
+            }
+        }
+        Ok(instances)
+    }
+
+    async fn acknowledge(&self, client: &mut Client, instances: &[v1::InstanceStatusResponse]) -> Result<(), Status> {
+        let now = tokio::time::Instant::now();
+        for shown in instances {
+            let (Some(drain), Ok(id)) = (&shown.drain, shown.instance_id.parse::<InstanceId>()) else { continue };
+            if shown.status != "draining" || drain.acked_at.is_some() {
+                continue;
+            }
+            let key = (id, drain.drain_id.clone());
+            let chance = self.chance.as_ref();
+            let at = *self.wishes().acks.entry(key).or_insert_with(|| match below(chance, 100) {
+                0..15 => None,
+                15..40 => Some(now),
+                _ => Some(now + jitter(chance, Duration::from_secs(8))),
+            });
+            if at.is_some_and(|at| at <= now) {
+                let request = v1::DrainAckRequest { instance_id: id.to_string(), drain_id: drain.drain_id.clone() };
+                settled(client.acknowledge_drained(request).await)?;
+            }
+        }
+        Ok(())
+    }
+
+    async fn reconcile(
+        &self,
+        client: &mut Client,
+        key: &str,
+        wish: &Wish,
+        status: Option<&v1::GroupStatus>,
+    ) -> Result<(), Status> {
+        if wish.deleted {
+            if status.is_some_and(|status| !status.deleting) {
+                client.delete_group(v1::DeleteGroupRequest { key: key.to_owned(), ..Default::default() }).await?;
+            }
+            return Ok(());
+        }
+        let size = i32::try_from(wish.size).unwrap_or(i32::MAX);
+        if status.is_some_and(|it| it.size == size && it.instance_type == wish.instance_type && !it.deleting) {
+            return Ok(());
+        }
+        let config = v1::GroupConfig {
+            template: if wish.is_static { String::new() } else { "knc".to_owned() },
+            size: Some(size),
+            instance_type: wish.instance_type.clone(),
+            ..Default::default()
+        };
+        let request = v1::UpsertGroupRequest { key: key.to_owned(), config: Some(config), ..Default::default() };
+        match client.upsert_group(request).await {
+            Ok(_) => Ok(()),
+            // It goes, and is made anew when it is gone.
+            Err(status) if status.code() == Code::FailedPrecondition => Ok(()),
+            Err(status) => Err(status),
+        }
+    }
+
+    pub(crate) fn group(&self, key: &str) -> GroupRef {
+        super::site::group(self.tenant.as_str(), key)
+    }
+}
+
+/// What the server has done, or will never do: either way it need not be asked again.
+fn settled<T>(answer: Result<T, Status>) -> Result<(), Status> {
+    match answer {
+        Ok(_) => Ok(()),
+        Err(status) if matches!(status.code(), Code::NotFound | Code::FailedPrecondition) => Ok(()),
+        Err(status) => Err(status),
+    }
+}
