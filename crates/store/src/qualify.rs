@@ -67,14 +67,18 @@ struct Walk<'a> {
 impl Walk<'_> {
     async fn steps(&self) -> Result<(), QualifyError> {
         let first = self.put(1, self.key, "one", Condition::Create).await?;
-        let first = first.ok_or_else(|| self.broken(1, "creation of a new key was refused"))?;
+        let Some(first) = first else {
+            return Err(self.refused(1, "one", "creation of a new key was refused").await);
+        };
 
         if self.put(2, self.key, "two", Condition::Create).await?.is_some() {
             return Err(self.broken(2, "creation over an existing key with If-None-Match was accepted"));
         }
 
         let second = self.put(3, self.key, "three", Condition::Match(first.clone())).await?;
-        let second = second.ok_or_else(|| self.broken(3, "update with the right ETag was refused"))?;
+        let Some(second) = second else {
+            return Err(self.refused(3, "three", "update with the right ETag was refused").await);
+        };
         if second == first {
             return Err(self.broken(3, "two contents of a key have the same ETag"));
         }
@@ -114,6 +118,19 @@ impl Walk<'_> {
             Err(error) if error.fault == StoreFault::Precondition => Ok(None),
             // An unclear answer spoils the probe; the next walk takes another key.
             Err(error) => Err(self.unreachable(step, error)),
+        }
+    }
+
+    /// A write that should have been taken was refused. If it is there all the same, the refusal was of a repetition on
+    /// the way (the first try's answer was lost): that spoils the probe and proves nothing.
+    async fn refused(&self, step: u8, body: &str, finding: &'static str) -> QualifyError {
+        match self.store.get(self.key).await {
+            Ok(object) if object.body == body.as_bytes() => {
+                let message = "the write landed and its answer was lost";
+                self.unreachable(step, StoreError::new("put", self.key, StoreFault::Ambiguous, message))
+            }
+            Err(error) if !error.is_not_found() => self.unreachable(step, error),
+            _ => self.broken(step, finding),
         }
     }
 
@@ -256,6 +273,23 @@ mod tests {
                 Err(QualifyError::Unsafe { step: found, .. }) => assert_eq!(found, step, "{lie:?}"),
                 other => panic!("{lie:?} was not found: {other:?}"),
             }
+        }
+    }
+
+    #[tokio::test]
+    async fn a_refusal_of_a_write_that_landed_is_not_unsafe() {
+        use crate::faulty::{Fault, FaultPlan, FaultyStore};
+        // The puts of the walk: create, create again, update, ...
+        for faults in [vec![Fault::PreconditionAfter], vec![Fault::None, Fault::None, Fault::PreconditionAfter]] {
+            let entropy = std::sync::Arc::new(SeededEntropy::new(7));
+            let inner = std::sync::Arc::new(MemoryStore::new());
+            let store = FaultyStore::new(inner, entropy.clone(), FaultPlan::default());
+            store.script_puts(faults);
+            let ask = || async {
+                qualify(&store, &"a".parse().unwrap(), &"s1".parse().unwrap(), entropy.as_ref()).await
+            };
+            assert!(matches!(ask().await, Err(QualifyError::Unreachable { .. })));
+            assert_eq!(ask().await, Ok(()));
         }
     }
 

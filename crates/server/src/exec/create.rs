@@ -327,21 +327,37 @@ pub(super) async fn resolve(
             let place = term.gate.enter(priority).await;
             let created = call(term, &spec, None).await;
             drop(place);
-            settle(term, group, id, created).await;
+            match created {
+                // A refusal is of this try alone: an earlier one may have made the VM all the same. Only that the VM
+                // was there and is gone says something of both.
+                Err(CallError::Provider(error))
+                    if error.class.landed() == Landed::No && error.class != ErrorClass::NotFound =>
+                {
+                    react(term, &instance, &error);
+                    look(term, id);
+                    ambiguous(term, group, id);
+                }
+                created => settle(term, group, id, created).await,
+            }
         }
         None => {
-            {
-                let mut state = term.world.lock();
-                if let Some(entry) = state.entries.get_mut(&id) {
-                    entry.describe.in_flight = true;
-                }
-            }
-            let vm = { term.world.lock().entries.get(&id).map(crate::world::Entry::vm_ref) };
-            term.observer.look(vm.into_iter().collect());
+            look(term, id);
             ambiguous(term, group, id);
         }
     }
     Ok(())
+}
+
+/// Has somebody look at a VM now.
+fn look(term: &Term, id: InstanceId) {
+    let vm = {
+        let mut state = term.world.lock();
+        state.entries.get_mut(&id).map(|entry| {
+            entry.describe.in_flight = true;
+            entry.vm_ref()
+        })
+    };
+    term.observer.look(vm.into_iter().collect());
 }
 
 enum CallError {

@@ -119,13 +119,17 @@ fn apply(term: &Arc<Term>, instance: InstanceId, answer: Described) {
     let visibility = term.shared.provider.capabilities().visibility_delay;
     let mut state = term.world.lock();
     let Some(entry) = state.entries.get(&instance) else { return };
-    let created_at = entry.instance().created_at;
     let never_seen = entry.vm.is_none();
+    // The latest moment at which the VM may have been made.
+    let shown_at = entry.vm.as_ref().and_then(|vm| vm.created_at);
+    let made_at = [Some(entry.instance().created_at), entry.instance().provider.confirmed_at, shown_at];
+    let is_fresh = made_at.into_iter().flatten().max().is_some_and(|at| now.since(at) < visibility);
     let (before, phase, group) = (entry.seen, entry.phase(), entry.instance().group.clone());
     let (seen, vm) = match answer {
         Described::Vm(vm) => (vm.seen, Some(*vm)),
-        // A fresh VM may be invisible to its own provider for a while: then "not found" is no proof.
-        Described::NotFound if never_seen && now.since(created_at) < visibility => (Seen::Unknown, None),
+        // A fresh VM may be invisible to its own provider for a while, even if the provider has shown it before (its
+        // answer to the create did): then "not found" is no proof.
+        Described::NotFound if is_fresh => (Seen::Unknown, None),
         // Nobody has confirmed that it was ever made, nor seen it: a create may still be on its way.
         Described::NotFound if never_seen && phase == Phase::Pending => (Seen::Unknown, None),
         Described::NotFound => (Seen::Gone, None),
