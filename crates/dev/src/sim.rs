@@ -10,6 +10,8 @@ mod many;
 mod mutations;
 mod net;
 mod operators;
+mod plane;
+mod points;
 mod site;
 mod story;
 mod witness;
@@ -17,12 +19,14 @@ mod witness;
 use std::sync::Arc;
 
 use nstance_core::plan;
-use nstance_rt::tasks::Tasks;
 use nstance_server::term::Planner;
 
 pub use judge::Stats;
 pub use many::{Summary, report, run_many};
 pub use mutations::Mutation;
+pub use operators::Wish;
+pub use plane::{Beginning, Manners, Plane};
+pub use points::{Points, Side};
 
 /// How a run is made.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -51,23 +55,23 @@ pub struct Outcome {
 
 /// Runs one seed from its beginning to its end.
 pub fn run(seed: u64, setup: Setup) -> anyhow::Result<Outcome> {
-    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build()?;
-    let outcome = runtime.block_on(async {
+    simulate(async {
         let planner: Planner = match setup.mutation {
             None => Arc::new(plan::plan),
             Some(mutation) => Arc::new(move |snapshot, now| mutation.plan(snapshot, now)),
         };
-        let site = site::Site::new(seed, story::options(seed), planner)?;
-        let tasks = Tasks::new();
-        let story = story::Story::begin(&site, seed, &tasks).await?;
+        let story = story::Story::begin(seed, planner).await?;
         story.play(setup.steps).await;
-        story.heal();
-        story.settle().await;
-        tasks.end(std::time::Duration::ZERO).await;
-        site.close().await;
-        let (violations, trace, digest, stats) = site.judge().verdict();
+        story.plane.heal();
+        story.plane.settle().await;
+        story.plane.close().await;
+        let (violations, trace, digest, stats) = story.plane.site.judge().verdict();
         anyhow::Ok(Outcome { seed, violations, trace, digest, stats })
-    })?;
-    drop(runtime);
-    Ok(outcome)
+    })
+}
+
+/// Runs something on a thread and a clock of its own; the clock jumps to the next timer when nothing else is to do.
+pub fn simulate<T>(work: impl Future<Output = T>) -> T {
+    let runtime = tokio::runtime::Builder::new_current_thread().enable_time().start_paused(true).build();
+    runtime.expect("a runtime without I/O can always be had").block_on(work)
 }

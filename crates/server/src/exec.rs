@@ -268,14 +268,18 @@ async fn delete(
     let mut began = false;
     let known = { term.world.lock().entries.get(&instance).is_some_and(|entry| entry.instance().delete.is_some()) };
     if !known {
-        term.update(instance, |it| {
-            if it.delete.is_some() {
-                return None;
-            }
-            let delete = Delete { reason: reason.to_string(), by: BY.to_owned(), requested_at: now, gone_at: None };
-            Some(Instance { delete: Some(delete), ..it.clone() })
-        })
-        .await?;
+        let updated = term
+            .update(instance, |it| {
+                if it.delete.is_some() || !is_due(it, reason) {
+                    return None;
+                }
+                let delete = Delete { reason: reason.to_string(), by: BY.to_owned(), requested_at: now, gone_at: None };
+                Some(Instance { delete: Some(delete), ..it.clone() })
+            })
+            .await?;
+        if updated.delete.is_none() {
+            return Ok(()); // the next plan sees what came between
+        }
         began = true;
     }
     if began {
@@ -314,6 +318,19 @@ async fn delete(
     };
     term.observer.look(vec![look]);
     Ok(())
+}
+
+/// Whether the facts still bear a decision that was made on older ones. What was to be deleted because it was not in use
+/// may have registered since: then it is drained first.
+fn is_due(it: &Instance, reason: DeleteReason) -> bool {
+    match reason {
+        DeleteReason::Dead => true,
+        DeleteReason::Drained(_) => it.open_drain().is_some(),
+        DeleteReason::NeverRegistered
+        | DeleteReason::Unresolved
+        | DeleteReason::ScaleDown
+        | DeleteReason::GroupDeleted => it.registration.is_none(),
+    }
 }
 
 /// Machines that come up but never register point to a broken template: after two in a row, creates slow down.

@@ -32,6 +32,7 @@ use tonic::{Code, Status};
 
 use super::{
     net::{Port, Wire},
+    plane::Manners,
     site::Site,
 };
 
@@ -47,6 +48,7 @@ pub(crate) struct Fleet {
     site: Arc<Site>,
     tasks: Tasks,
     chance: Arc<dyn Entropy>,
+    manners: Manners,
     agents: Mutex<BTreeMap<InstanceId, Agent>>,
 }
 
@@ -73,8 +75,9 @@ impl Link {
 }
 
 impl Fleet {
-    pub(crate) fn start(site: &Arc<Site>, tasks: &Tasks, chance: Arc<dyn Entropy>) -> Arc<Self> {
-        let fleet = Arc::new(Self { site: site.clone(), tasks: tasks.clone(), chance, agents: Mutex::default() });
+    pub(crate) fn start(site: &Arc<Site>, tasks: &Tasks, chance: Arc<dyn Entropy>, manners: Manners) -> Arc<Self> {
+        let agents = Mutex::default();
+        let fleet = Arc::new(Self { site: site.clone(), tasks: tasks.clone(), chance, manners, agents });
         let it = fleet.clone();
         tasks.spawn_droppable("fleet", async move {
             loop {
@@ -192,7 +195,7 @@ impl Fleet {
     async fn live(&self, id: InstanceId, bootstrap: Bootstrap, link: Arc<Link>, mut notices: mpsc::Receiver<Timestamp>) {
         let chance = self.chance.as_ref();
         tokio::time::sleep(Duration::from_millis(300) + jitter(chance, Duration::from_secs(3))).await;
-        if below(chance, 100) < 2 {
+        if self.manners == Manners::Real && below(chance, 100) < 2 {
             self.site.judge().note(format!("agent {id} never starts"));
             return std::future::pending().await;
         }
@@ -210,7 +213,7 @@ impl Fleet {
         loop {
             match self.ask(bootstrap, &key, link).await {
                 Ok(answer) => {
-                    if below(chance, 20) == 0 {
+                    if self.manners == Manners::Real && below(chance, 20) == 0 {
                         self.steal(id, bootstrap, link).await;
                     }
                     let leaf = CertificateDer::from_pem_slice(&answer.client_certificate_pem);

@@ -27,24 +27,26 @@ use tonic::{Code, Status};
 
 use super::{
     net::{Port, Wire},
+    plane::Manners,
     site::{Site, cluster},
 };
 
 /// What is wanted of a group.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Wish {
-    pub(crate) size: u32,
+pub struct Wish {
+    pub size: u32,
     /// In the config file; if not, the operator makes it.
-    pub(crate) is_static: bool,
-    pub(crate) instance_type: String,
+    pub is_static: bool,
+    pub instance_type: String,
     /// Asked to go.
-    pub(crate) deleted: bool,
+    pub deleted: bool,
 }
 
 pub(crate) struct Operator {
     pub(crate) tenant: Tenant,
     site: Arc<Site>,
     chance: Arc<dyn Entropy>,
+    manners: Manners,
     wishes: Mutex<Wishes>,
 }
 
@@ -61,8 +63,8 @@ struct Wishes {
 type Client = OperatorServiceClient<Wire>;
 
 impl Operator {
-    pub(crate) fn start(site: &Arc<Site>, tasks: &Tasks, tenant: Tenant, chance: Arc<dyn Entropy>) -> Arc<Self> {
-        let operator = Arc::new(Self { tenant, site: site.clone(), chance, wishes: Mutex::default() });
+    pub(crate) fn start(site: &Arc<Site>, tasks: &Tasks, tenant: Tenant, chance: Arc<dyn Entropy>, manners: Manners) -> Arc<Self> {
+        let operator = Arc::new(Self { tenant, site: site.clone(), chance, manners, wishes: Mutex::default() });
         let it = operator.clone();
         tasks.spawn_droppable("operator", async move { it.live().await });
         operator
@@ -200,6 +202,7 @@ impl Operator {
             let key = (id, drain.drain_id.clone());
             let chance = self.chance.as_ref();
             let at = *self.wishes().acks.entry(key).or_insert_with(|| match below(chance, 100) {
+                _ if self.manners == Manners::Good => Some(now),
                 0..15 => None,
                 15..40 => Some(now),
                 _ => Some(now + jitter(chance, Duration::from_secs(8))),

@@ -46,6 +46,7 @@ use serde_json::Value;
 use super::{
     judge::{Judge, Scene},
     net::Door,
+    points::Points,
     witness::{SentProvider, SentStore, WitnessedStore},
 };
 
@@ -131,6 +132,8 @@ pub(crate) struct Site {
     store_plan: Mutex<FaultPlan>,
     provider_faults: Mutex<Faults>,
     planner: Planner,
+    /// Where a server may be stopped.
+    pub(crate) points: Points,
 }
 
 /// A stream of chance of its own for each purpose, so that one more draw here changes nothing there.
@@ -149,7 +152,10 @@ impl Site {
         let judge = Arc::new(Judge::new());
         let base = PathBuf::from("/dev/shm");
         let base = if base.is_dir() { base } else { std::env::temp_dir() };
-        let dir = base.join(format!("nstance-sim-{}-{seed}", std::process::id()));
+        // Several runs of one seed may go on at a time.
+        static RUNS: AtomicU64 = AtomicU64::new(0);
+        let run = RUNS.fetch_add(1, Ordering::Relaxed);
+        let dir = base.join(format!("nstance-sim-{}-{run}", std::process::id()));
         std::fs::create_dir_all(&dir)?;
         std::fs::write(dir.join("key"), KEY)?;
         Ok(Arc::new(Self {
@@ -166,6 +172,7 @@ impl Site {
             store_plan: Mutex::default(),
             provider_faults: Mutex::default(),
             planner,
+            points: Points::default(),
         }))
     }
 
@@ -191,6 +198,11 @@ impl Site {
 
     pub(crate) fn server(&self, n: usize) -> Option<Arc<Server>> {
         self.servers().get(&n).cloned()
+    }
+
+    /// A group was asked to go: what is left of it may be ended without further ado.
+    pub(crate) fn group_goes(&self, group: GroupRef) {
+        self.ground.deleted.lock().unwrap_or_else(PoisonError::into_inner).insert(group);
     }
 
     /// Puts a config into the bucket, whatever is there.
@@ -240,13 +252,20 @@ impl Site {
             shard: shard(),
             cachedir: self.dir.join(n.to_string()),
             advertise_host: None,
-            store: Arc::new(SentStore { inner: store.clone(), network: self.network.clone() }),
+            store: Arc::new(SentStore {
+                inner: store.clone(),
+                network: self.network.clone(),
+                points: self.points.clone(),
+                process: process.clone(),
+            }),
             clock: self.ground.clock.clone(),
             entropy: chance(self.seed, &name),
             provider: Some(Arc::new(SentProvider {
                 inner: provider.clone(),
                 ground: self.ground.clone(),
                 network: self.network.clone(),
+                points: self.points.clone(),
+                process: process.clone(),
             })),
             doors: Doors::Inside { addr: SocketAddr::from((Ipv4Addr::LOCALHOST, port)) },
             cache: Some(cache),

@@ -1,48 +1,30 @@
 //! What happens in a run: a plane comes up, a random script is played on it, everything heals, and then it must be
 //! exactly what was asked for.
 
-use std::{
-    collections::{BTreeMap, BTreeSet},
-    sync::{Arc, PoisonError},
-    time::Duration,
-};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use nstance_core::{
-    ids::{GroupRef, InstanceId},
-    instance::{Ownership, Phase, Seen},
-    ports::{
-        clock::Entropy,
-        provider::{ErrorClass, LbMember},
-    },
+    ids::InstanceId,
+    instance::{Phase, Seen},
+    ports::{clock::Entropy, provider::ErrorClass},
 };
 use nstance_providers::{
     fake::{FakeOptions, Op, Outcome, Rule, When},
     faulty::Faults,
 };
-use nstance_rt::{entropy::below, tasks::Tasks};
+use nstance_rt::entropy::below;
+use nstance_server::term::Planner;
 use nstance_store::faulty::FaultPlan;
-use serde_json::{Value, json};
 
 use super::{
-    fleet::Fleet,
     operators::{Operator, Wish},
-    site::{Site, chance, lb, tenant},
+    plane::{Beginning, Manners, Plane},
+    site::{Site, chance},
 };
 
-/// After the last fault everything is in order within this time. The promise is the sum of sweep, registration timeout
-/// and two minutes; on top of it come waits that are by design: a rotation of a whole group, one after another, and
-/// the pauses of a group whose machines keep failing.
-const SETTLES: Duration = Duration::from_secs(1500);
-
-/// So long it must stay as it is.
-const STAYS: u32 = 20;
-
 pub(crate) struct Story {
-    site: Arc<Site>,
-    fleet: Arc<Fleet>,
-    operators: Vec<Arc<Operator>>,
+    pub(crate) plane: Plane,
     chance: Arc<dyn Entropy>,
-    tasks: Tasks,
     n_groups: std::cell::Cell<u32>,
 }
 
@@ -72,29 +54,19 @@ pub(crate) fn options(seed: u64) -> FakeOptions {
 }
 
 impl Story {
-    /// Brings the plane up.
-    pub(crate) async fn begin(site: &Arc<Site>, seed: u64, tasks: &Tasks) -> anyhow::Result<Self> {
+    /// Brings the plane of a seed up.
+    pub(crate) async fn begin(seed: u64, planner: Planner) -> anyhow::Result<Self> {
         let dice = chance(seed, "script");
-        let sizes = [1 + size(dice.as_ref(), 5), size(dice.as_ref(), 4)];
-        site.upload(&config(site, sizes, dice.as_ref())).await?;
-        site.start(1)?;
-        let fleet = Fleet::start(site, tasks, chance(seed, "fleet"));
-        let operators: Vec<_> = ["default", "acme"]
-            .into_iter()
-            .map(|name| Operator::start(site, tasks, tenant(name), chance(seed, &format!("operator {name}"))))
-            .collect();
-        for (operator, size) in operators.iter().zip(sizes) {
-            let wish = Wish { size, is_static: true, instance_type: "small".to_owned(), deleted: false };
-            operator.want("web", wish);
-        }
-        Ok(Self {
-            site: site.clone(),
-            fleet,
-            operators,
-            chance: dice,
-            tasks: tasks.clone(),
-            n_groups: std::cell::Cell::new(0),
+        let plane = Plane::start(Beginning {
+            cloud: options(seed),
+            sizes: [1 + size(dice.as_ref(), 5), size(dice.as_ref(), 4)],
+            drain_timeout: Duration::from_secs(5 + below(dice.as_ref(), 25)),
+            manners: Manners::Real,
+            planner,
+            ..Beginning::new(seed)
         })
+        .await?;
+        Ok(Self { plane, chance: dice, n_groups: std::cell::Cell::new(0) })
     }
 
     fn below(&self, bound: u64) -> u64 {
@@ -106,13 +78,13 @@ impl Story {
     }
 
     fn note(&self, line: impl AsRef<str>) {
-        self.site.judge().note(line);
+        self.plane.site.judge().note(line);
     }
 
     /// Does something after a time, whatever happens meanwhile.
     fn later(&self, wait: Duration, act: impl FnOnce(&Site) + Send + 'static) {
-        let site = self.site.clone();
-        self.tasks.spawn_droppable("later", async move {
+        let site = self.plane.site.clone();
+        self.plane.tasks.spawn_droppable("later", async move {
             tokio::time::sleep(wait).await;
             act(&site);
         });
@@ -128,22 +100,12 @@ impl Story {
             };
             tokio::select! {
                 biased;
-                () = self.site.judge().broken.cancelled() => return,
+                () = self.plane.site.judge().broken.cancelled() => return,
                 () = tokio::time::sleep(wait) => {}
             }
             self.step();
-            self.site.judge().count(|stats| stats.steps += 1);
-            self.look();
-        }
-    }
-
-    /// What must hold at every moment.
-    fn look(&self) {
-        self.site.examine_all();
-        let standing = self.site.cloud().standing();
-        let ids: BTreeSet<_> = standing.iter().collect();
-        if ids.len() < standing.len() {
-            self.site.judge().violate("I11", "two VMs stand for one instance");
+            self.plane.site.judge().count(|stats| stats.steps += 1);
+            self.plane.look();
         }
     }
 
@@ -170,7 +132,7 @@ impl Story {
     }
 
     fn operator(&self) -> &Arc<Operator> {
-        &self.operators[usize::try_from(self.below(2)).unwrap_or(0)]
+        &self.plane.operators[usize::try_from(self.below(2)).unwrap_or(0)]
     }
 
     fn some_group(&self) -> (Arc<Operator>, String, Wish) {
@@ -184,7 +146,7 @@ impl Story {
     /// Up to `n` running VMs, of one group or of all.
     fn victims(&self, n: u64) -> Vec<InstanceId> {
         let mut running: Vec<_> =
-            self.site.cloud().states().into_iter().filter(|(_, seen)| *seen == Seen::Running).map(|(id, _)| id).collect();
+            self.plane.site.cloud().states().into_iter().filter(|(_, seen)| *seen == Seen::Running).map(|(id, _)| id).collect();
         running.sort();
         running.dedup();
         let mut chosen = Vec::new();
@@ -206,7 +168,7 @@ impl Story {
         let going = operator.groups().into_iter().find(|(_, wish)| !wish.is_static && !wish.deleted);
         match going {
             Some((key, wish)) if self.below(2) == 0 => {
-                self.site.ground.deleted.lock().unwrap_or_else(PoisonError::into_inner).insert(operator.group(&key));
+                self.plane.site.group_goes(operator.group(&key));
                 operator.want(&key, Wish { deleted: true, ..wish });
             }
             _ => {
@@ -223,8 +185,8 @@ impl Story {
     fn kill(&self) {
         for id in self.victims(1 + self.below(3)) {
             self.note(format!("VM of {id} dies"));
-            self.site.judge().count(|stats| stats.kills += 1);
-            self.site.cloud().kill(id);
+            self.plane.site.judge().count(|stats| stats.kills += 1);
+            self.plane.site.cloud().kill(id);
         }
     }
 
@@ -232,16 +194,16 @@ impl Story {
         for id in self.victims(1 + self.below(4)) {
             let notice = self.seconds(5, 60);
             self.note(format!("VM of {id} is reclaimed in {notice:?}"));
-            self.site.judge().count(|stats| stats.kills += 1);
-            self.site.cloud().reclaim(id, notice);
+            self.plane.site.judge().count(|stats| stats.kills += 1);
+            self.plane.site.cloud().reclaim(id, notice);
         }
     }
 
     fn stop(&self) {
         for id in self.victims(1) {
             self.note(format!("VM of {id} is stopped"));
-            self.site.judge().count(|stats| stats.kills += 1);
-            self.site.cloud().stop(id);
+            self.plane.site.judge().count(|stats| stats.kills += 1);
+            self.plane.site.cloud().stop(id);
         }
     }
 
@@ -254,7 +216,7 @@ impl Story {
 
     fn request(&self) {
         let mine: Vec<_> = self
-            .site
+            .plane.site
             .judge()
             .instances()
             .into_iter()
@@ -264,7 +226,7 @@ impl Story {
             return;
         }
         let it = &mine[usize::try_from(self.below(mine.len() as u64)).unwrap_or(0)];
-        let Some(operator) = self.operators.iter().find(|operator| operator.tenant == it.group.tenant) else { return };
+        let Some(operator) = self.plane.operators.iter().find(|operator| operator.tenant == it.group.tenant) else { return };
         if self.below(2) == 0 {
             operator.remove(it.id);
         } else {
@@ -275,8 +237,8 @@ impl Story {
     fn outage(&self) {
         let time = self.seconds(2, 60);
         self.note(format!("the cloud is away for {time:?}"));
-        self.site.judge().count(|stats| stats.provider_faults += 1);
-        self.site.cloud().outage(true);
+        self.plane.site.judge().count(|stats| stats.provider_faults += 1);
+        self.plane.site.cloud().outage(true);
         self.later(time, |site| site.cloud().outage(false));
     }
 
@@ -298,8 +260,8 @@ impl Story {
         };
         let times = 1 + u32::try_from(self.below(6)).unwrap_or(0);
         self.note(format!("{times} creates are refused: {}", class.as_str()));
-        self.site.judge().count(|stats| stats.provider_faults += u64::from(times));
-        self.site.cloud().script(Rule { op: Op::Create, when, times, outcome: Outcome::Refuse(class) });
+        self.plane.site.judge().count(|stats| stats.provider_faults += u64::from(times));
+        self.plane.site.cloud().script(Rule { op: Op::Create, when, times, outcome: Outcome::Refuse(class) });
     }
 
     fn provider_faults(&self) {
@@ -312,7 +274,7 @@ impl Story {
         };
         let time = self.seconds(5, 60);
         self.note(format!("calls to the cloud go wrong for {time:?}: {faults:?}"));
-        self.site.set_provider(&faults);
+        self.plane.site.set_provider(&faults);
         self.later(time, |site| site.set_provider(&Faults::default()));
     }
 
@@ -330,15 +292,15 @@ impl Story {
         };
         let time = self.seconds(5, 60);
         self.note(format!("the store goes wrong for {time:?}: {plan:?}"));
-        self.site.set_store(plan);
+        self.plane.site.set_store(plan);
         self.later(time, |site| site.set_store(FaultPlan::default()));
     }
 
     fn store_cut(&self) {
         let time = self.seconds(1, 30);
         self.note(format!("the store is away for {time:?}"));
-        self.site.judge().count(|stats| stats.store_faults += 1);
-        self.site.cut_store(1, true);
+        self.plane.site.judge().count(|stats| stats.store_faults += 1);
+        self.plane.site.cut_store(1, true);
         self.later(time, |site| site.cut_store(1, false));
     }
 
@@ -348,20 +310,20 @@ impl Story {
         let time = self.seconds(1, 50);
         self.note(format!("{} agents are cut off for {time:?}", ids.len()));
         if self.below(4) == 0 {
-            self.fleet.reset(&ids);
+            self.plane.fleet.reset(&ids);
         } else {
-            self.fleet.cut(&ids, time);
+            self.plane.fleet.cut(&ids, time);
         }
     }
 
     /// The server stands still, as a suspended machine does.
     fn freeze(&self) {
-        let Some(server) = self.site.server(1) else { return };
+        let Some(server) = self.plane.site.server(1) else { return };
         let time = self.seconds(0, 30);
         self.note(format!("the server stands still for {time:?}"));
-        self.site.judge().count(|stats| stats.pauses += 1);
+        self.plane.site.judge().count(|stats| stats.pauses += 1);
         server.process.freeze();
-        self.tasks.spawn_droppable("thaw", async move {
+        self.plane.tasks.spawn_droppable("thaw", async move {
             tokio::time::sleep(time).await;
             server.process.thaw();
         });
@@ -370,14 +332,14 @@ impl Story {
     /// The server dies: now, or at some await in the near future. Another begins on the same machine, with or without
     /// what that remembers.
     fn crash(&self) {
-        let Some(server) = self.site.server(1) else { return };
+        let Some(server) = self.plane.site.server(1) else { return };
         let process = server.process.clone();
         let polls = if self.below(3) == 0 { None } else { Some(self.below(400)) };
         let down = if self.below(3) == 0 { self.seconds(1, 40) } else { Duration::from_millis(self.below(1500)) };
         let forgets = self.below(4) == 0;
         self.note(format!("the server dies after {polls:?} polls, is back after {down:?}, forgets: {forgets}"));
-        let site = self.site.clone();
-        self.tasks.spawn_droppable("crash", async move {
+        let site = self.plane.site.clone();
+        self.plane.tasks.spawn_droppable("crash", async move {
             if let Some(polls) = polls {
                 process.doom_after(polls);
                 tokio::select! {
@@ -405,170 +367,17 @@ impl Story {
     fn lose_answers(&self) {
         let (permille, time) = (self.below(200), self.seconds(5, 60));
         self.note(format!("clients miss {permille} answers of 1000 for {time:?}"));
-        self.site.lose_answers(permille);
+        self.plane.site.lose_answers(permille);
         self.later(time, |site| site.lose_answers(0));
     }
 
     /// A VM that is none of ours.
     fn stranger(&self) {
-        self.site.cloud().add_foreign(&format!("stranger-{}", self.below(1000)), None, None);
-    }
-
-    /// Everything heals.
-    pub(crate) fn heal(&self) {
-        self.note("everything heals");
-        let site = &self.site;
-        site.set_store(FaultPlan::default());
-        site.set_provider(&Faults::default());
-        site.cloud().outage(false);
-        site.cloud().clear_script();
-        site.lose_answers(0);
-        site.cut_store(1, false);
-        match site.server(1) {
-            Some(server) => server.process.thaw(),
-            None => site.start(1).expect("a server starts"),
-        }
-    }
-
-    /// Waits until all is as asked for, and sees that it stays so.
-    pub(crate) async fn settle(&self) {
-        let judge = self.site.judge();
-        let limit = tokio::time::Instant::now() + SETTLES;
-        let mut good = 0;
-        let mut standing = Vec::new();
-        let mut what = String::new();
-        while tokio::time::Instant::now() < limit {
-            tokio::select! {
-                biased;
-                () = judge.broken.cancelled() => return,
-                () = tokio::time::sleep(Duration::from_secs(1)) => {}
-            }
-            // A crash that was still to come.
-            if self.site.server(1).is_none() {
-                good = 0;
-                continue;
-            }
-            self.look();
-            match self.is_settled() {
-                Ok(now) if good == 0 || now == standing => {
-                    good += 1;
-                    standing = now;
-                    if good == STAYS {
-                        self.note("settled");
-                        return;
-                    }
-                }
-                Ok(_) => good = 0,
-                Err(why) => {
-                    good = 0;
-                    what = why;
-                }
-            }
-        }
-        judge.violate("I9", format!("{what}, {SETTLES:?} after everything healed"));
-    }
-
-    /// Whether everything is as asked for; if so, who stands.
-    fn is_settled(&self) -> Result<Vec<InstanceId>, String> {
-        let states = self.site.cloud().states();
-        let standing: BTreeMap<InstanceId, Seen> =
-            states.into_iter().filter(|(_, seen)| *seen != Seen::Gone).collect();
-        let records: BTreeMap<InstanceId, _> = self
-            .site
-            .judge()
-            .instances()
-            .into_iter()
-            .filter(|it| !matches!(it.phase(), Phase::Deleted | Phase::Failed))
-            .map(|it| (it.id, it))
-            .collect();
-        if let Some(id) = standing.keys().find(|id| !records.contains_key(id)) {
-            return Err(format!("the VM of {id} has no record"));
-        }
-        if let Some(id) = records.keys().find(|id| !standing.contains_key(id)) {
-            return Err(format!("the record of {id} has no VM"));
-        }
-        let connected: BTreeSet<_> = self.fleet.connected().into_iter().collect();
-        for (id, it) in &records {
-            if it.phase() != Phase::Running {
-                return Err(format!("{id} is {}", it.phase().as_str()));
-            }
-            if !connected.contains(id) {
-                return Err(format!("{id} has no agent connected"));
-            }
-        }
-        let mut wanted: BTreeMap<GroupRef, Wish> = BTreeMap::new();
-        for operator in &self.operators {
-            if !operator.is_content() {
-                return Err(format!("{} still asks", operator.tenant));
-            }
-            wanted.extend(operator.groups().into_iter().map(|(key, wish)| (operator.group(&key), wish)));
-        }
-        for (group, wish) in &wanted {
-            let of = records.values().filter(|it| it.group == *group && it.ownership == Ownership::Managed);
-            let n = of.clone().count();
-            let size = if wish.deleted { 0 } else { wish.size };
-            if n != usize::try_from(size).unwrap_or(usize::MAX) {
-                return Err(format!("{group} has {n} of {size}"));
-            }
-            let old = of.filter(|it| it.instance_type.as_deref() != Some(wish.instance_type.as_str())).count();
-            if 0 < old {
-                return Err(format!("{group} has {old} of another type than {}", wish.instance_type));
-            }
-        }
-        if let Some(it) = records.values().find(|it| !wanted.contains_key(&it.group)) {
-            return Err(format!("{} is in {}, which nobody asks for", it.id, it.group));
-        }
-        let members: BTreeSet<InstanceId> = self
-            .site
-            .cloud()
-            .members(&lb())
-            .into_iter()
-            .filter(|(_, member)| *member == LbMember::In)
-            .map(|(id, _)| id)
-            .collect();
-        let web = super::site::group("default", "web");
-        let expected: BTreeSet<InstanceId> =
-            records.values().filter(|it| it.group == web).map(|it| it.id).collect();
-        if members != expected {
-            return Err(format!("the load balancer knows {members:?}, the group is {expected:?}"));
-        }
-        Ok(standing.into_keys().collect())
+        self.plane.site.cloud().add_foreign(&format!("stranger-{}", self.below(1000)), None, None);
     }
 }
 
 fn size(chance: &dyn Entropy, most: u64) -> u32 {
     // Small sizes oftener: there one too few is everything.
     u32::try_from(below(chance, most + 1).min(below(chance, most * 2 + 1))).unwrap_or(0)
-}
-
-fn config(site: &Site, sizes: [u32; 2], chance: &dyn Entropy) -> Value {
-    let drain = Duration::from_secs(5 + below(chance, 25));
-    json!({
-        "server": {
-            "cluster_id": "sim", "shard": "s1",
-            "provider": { "kind": "fake", "region": "r1", "zone": "z1" },
-            "subnet_pools": { "main": ["subnet-1", "subnet-2"] },
-            "secrets": {
-                "provider": "object-storage",
-                "encryption_key": { "provider": "file", "source": site.key_path() }
-            },
-            "default_drain_timeout": format!("{}s", drain.as_secs()),
-            "health_check_interval": "5s",
-            "garbage_collection": {
-                "interval": "30s", "registration_timeout": "60s", "deleted_record_retention": "2m"
-            },
-            "leader_election": { "ttl": "6s", "renew_interval": "2s", "margin": "1s" },
-            "safety": { "runaway_window": "3m" },
-            "error_exit_jitter": { "min_delay": "0s", "max_delay": "0s" }
-        },
-        "tenants": { "acme": {} },
-        "load_balancers": { "front": {} },
-        "templates": {
-            "knc": { "kind": "knc", "arch": "amd64", "subnet_pool": "main", "instance_type": "small" }
-        },
-        "groups": {
-            "default": { "web": { "template": "knc", "size": sizes[0], "load_balancers": ["front"] } },
-            "acme": { "web": { "template": "knc", "size": sizes[1] } }
-        }
-    })
 }

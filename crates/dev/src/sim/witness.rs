@@ -15,11 +15,11 @@ use nstance_core::{
     },
     term::Permit,
 };
-use nstance_rt::tasks::Tasks;
+use nstance_rt::{process::Process, tasks::Tasks};
 use nstance_store::memory::MemoryStore;
 use tokio::sync::oneshot;
 
-use super::{judge::Judge, site::Ground};
+use super::{judge::Judge, points::Points, site::Ground};
 
 /// The bucket, with a witness at it.
 pub(crate) struct WitnessedStore {
@@ -71,6 +71,8 @@ impl ObjectStore for WitnessedStore {
 pub(crate) struct SentStore {
     pub(crate) inner: Arc<dyn ObjectStore>,
     pub(crate) network: Tasks,
+    pub(crate) points: Points,
+    pub(crate) process: Process,
 }
 
 impl SentStore {
@@ -80,13 +82,25 @@ impl SentStore {
         key: &str,
         call: impl Future<Output = Result<T, StoreError>> + Send + 'static,
     ) -> Result<T, StoreError> {
+        let point = self.points.reach(&self.process, || point_of(op, key)).await;
         let (answer, answered) = oneshot::channel();
         self.network.spawn("store write", async move {
             let _ = answer.send(call.await);
         });
         let lost = || StoreError::new(op, key, StoreFault::Ambiguous, "the network ended");
-        answered.await.unwrap_or_else(|_| Err(lost()))
+        let done = answered.await.unwrap_or_else(|_| Err(lost()));
+        self.points.pass(&self.process, point).await;
+        done
     }
+}
+
+/// What a write is, without the names that differ from run to run. `None` for those that come with time alone.
+fn point_of(op: &str, key: &str) -> Option<String> {
+    if key.ends_with("leader.json") || key.contains("/.probe/") {
+        return None;
+    }
+    let words: Vec<&str> = key.split('/').filter(|part| !part.contains("knc") && !part.contains("srv")).collect();
+    Some(format!("{op} {}", words.join("/")))
 }
 
 #[async_trait]
@@ -123,6 +137,8 @@ pub(crate) struct SentProvider {
     pub(crate) inner: Arc<dyn Provider>,
     pub(crate) ground: Arc<Ground>,
     pub(crate) network: Tasks,
+    pub(crate) points: Points,
+    pub(crate) process: Process,
 }
 
 impl SentProvider {
@@ -131,12 +147,15 @@ impl SentProvider {
         op: &'static str,
         call: impl Future<Output = Result<T, ProviderError>> + Send + 'static,
     ) -> Result<T, ProviderError> {
+        let point = self.points.reach(&self.process, || Some(op.to_owned())).await;
         let (answer, answered) = oneshot::channel();
         self.network.spawn("provider call", async move {
             let _ = answer.send(call.await);
         });
         let lost = || ProviderError::new(op, ErrorClass::Ambiguous, "the network ended");
-        answered.await.unwrap_or_else(|_| Err(lost()))
+        let done = answered.await.unwrap_or_else(|_| Err(lost()));
+        self.points.pass(&self.process, point).await;
+        done
     }
 
     fn begin(&self, op: &str, permit: &Permit, instance: Option<InstanceId>) {

@@ -1,0 +1,90 @@
+//! Every write and every effect of a server, in order: a server can be stopped right before one, or right after it has
+//! landed and before its answer is heard.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nstance_rt::process::Process;
+use tokio::sync::Notify;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Side {
+    Before,
+    After,
+}
+
+/// Shared by all servers of a site.
+#[derive(Clone, Default)]
+pub struct Points {
+    state: Arc<Mutex<State>>,
+    hit: Arc<Notify>,
+}
+
+#[derive(Default)]
+struct State {
+    passed: Vec<String>,
+    armed: Option<(usize, Side)>,
+}
+
+/// One point, from when it is reached until it is passed.
+pub(crate) struct Point(Option<usize>);
+
+impl Points {
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Stops the server that reaches the nth point from now on, counted from 0.
+    pub fn arm(&self, n: usize, side: Side) {
+        let mut state = self.state();
+        state.passed.clear();
+        state.armed = Some((n, side));
+    }
+
+    /// Forgets what was passed.
+    pub fn clear(&self) {
+        *self.state() = State::default();
+    }
+
+    /// What was passed, in order.
+    pub fn passed(&self) -> Vec<String> {
+        self.state().passed.clone()
+    }
+
+    /// Resolves when a server stands at the armed point. It must be killed then.
+    pub async fn hit(&self) {
+        self.hit.notified().await;
+    }
+
+    pub(crate) async fn reach(&self, process: &Process, name: impl FnOnce() -> Option<String>) -> Point {
+        let Some(name) = name() else { return Point(None) };
+        let n = {
+            let mut state = self.state();
+            state.passed.push(name);
+            state.passed.len() - 1
+        };
+        self.stop(process, n, Side::Before).await;
+        Point(Some(n))
+    }
+
+    pub(crate) async fn pass(&self, process: &Process, point: Point) {
+        if let Point(Some(n)) = point {
+            self.stop(process, n, Side::After).await;
+        }
+    }
+
+    async fn stop(&self, process: &Process, n: usize, side: Side) {
+        let hit = {
+            let mut state = self.state();
+            let hit = state.armed == Some((n, side));
+            if hit {
+                state.armed = None;
+            }
+            hit
+        };
+        if hit {
+            process.freeze();
+            self.hit.notify_one();
+            std::future::pending().await
+        }
+    }
+}
