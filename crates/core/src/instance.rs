@@ -138,6 +138,18 @@ pub struct OnDemandRequest {
     pub subnet_pool: Option<String>,
     pub vars: BTreeMap<String, String>,
     pub by: String,
+    pub inherits: Inherited,
+}
+
+/// What its group gave to an on-demand instance when it was asked for. The group may change or go before the request is
+/// sent for the last time, and the request must stay the same.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Inherited {
+    pub template: Option<String>,
+    pub instance_type: Option<String>,
+    pub subnet_pool: Option<String>,
+    /// Those that the request does not set itself.
+    pub vars: BTreeMap<String, String>,
 }
 
 /// The registration nonce. The JWT itself is not kept: it is made again from these, byte by byte.

@@ -12,7 +12,7 @@ use std::{sync::Arc, time::Duration};
 
 use nstance_core::{
     ids::{GroupRef, InstanceId},
-    instance::{Delete, Drain, Instance, Phase},
+    instance::{Delete, Drain, Instance, Ownership, Phase},
     plan::{Action, DeleteReason, Planned},
     ports::provider::{DeleteHow, ProviderError, Vm, VmRef},
     snapshot::{BlockKind, Busy},
@@ -29,6 +29,7 @@ use crate::{
 };
 
 pub use balance::look_at_balancers;
+pub use create::{OnDemand, on_demand};
 
 /// Who decided, in facts that name a person or us.
 const BY: &str = "planner";
@@ -53,11 +54,7 @@ pub fn start(term: &Arc<Term>, planned: Planned) {
     tracing::debug!(%group, ?priority, ?action, "action");
     match action {
         Action::Create { reason } => create::begin(term, &group, reason, priority),
-        Action::ResolveCreate { instance } => {
-            spawn(term, group, instance, move |term, group| async move {
-                create::resolve(&term, &group, instance, priority).await
-            });
-        }
+        Action::ResolveCreate { instance } => create::start_resolve(term, &group, instance, priority),
         Action::StartDrain { instance, reason, delete_at, replacement } => {
             spawn(term, group, instance, move |term, group| async move {
                 let now = term.now();
@@ -339,6 +336,9 @@ fn never_registered(term: &Arc<Term>, group: &GroupRef, instance: InstanceId) {
     let message = "agent did not register in time; see the instance's console or agent log";
     term.tell(Tell::instance(Reason::InstanceNeverRegistered, group, instance, message));
     let mut state = term.world.lock();
+    if state.entries.get(&instance).is_some_and(|entry| entry.instance().ownership == Ownership::OnDemand) {
+        return; // it says nothing of what its group makes
+    }
     let it = state.group(group);
     it.never_registered_in_a_row += 1;
     let n = it.never_registered_in_a_row;
@@ -363,7 +363,7 @@ async fn forget(term: &Arc<Term>, instance: InstanceId) -> Result<(), ExecError>
         .await
         .map_err(|error| term.failed(error))?;
     term.shared.cache.purge(&record);
-    term.world.lock().remove(instance);
+    term.world.lock().purge(instance);
     Ok(())
 }
 

@@ -6,6 +6,7 @@ pub mod explain;
 pub mod groups;
 pub mod health;
 pub mod instances;
+pub mod on_demand;
 pub mod operators;
 pub mod register;
 pub mod status;

@@ -19,7 +19,7 @@ use nstance_config::{MergedGroup, model::Server};
 use nstance_core::{
     group::Desired,
     ids::{GroupRef, InstanceId, LbKey, Tenant},
-    instance::{Instance, Phase, Seen},
+    instance::{Instance, Ownership, Phase, Seen},
     plan::Hold,
     ports::provider::{Vm, VmRef},
     snapshot::{BlockKind, Completeness, CreateBlock, ProviderView, Settings},
@@ -36,6 +36,9 @@ use crate::term_clock::TermClock;
 
 /// How long after the agent port opened nobody counts as lost: a fleet needs its time to find a new leader.
 pub const RETURN_GRACE: Duration = Duration::from_secs(30);
+
+/// How many removed instances are remembered: more than an hour of heavy churn leaves behind.
+const MAX_PURGED: usize = 10_000;
 
 pub struct World {
     clock: TermClock,
@@ -62,6 +65,10 @@ pub struct State {
     pub brake_settings: BrakeSettings,
     pub brake_memory: BrakeMemory,
     pub places: Places,
+    /// On-demand instances by the id of the request that made them.
+    pub requests: BTreeMap<(Tenant, String), InstanceId>,
+    /// Instances whose records were removed in this term: their ids are used up all the same.
+    pub purged: VecDeque<InstanceId>,
     /// Load balancers that somebody looks at until nobody drains out of them.
     pub watched_balancers: BTreeSet<LbKey>,
 }
@@ -153,6 +160,8 @@ impl World {
             brake_settings: brake_settings(server),
             brake_memory: BrakeMemory::default(),
             places: Places::default(),
+            requests: BTreeMap::new(),
+            purged: VecDeque::new(),
             watched_balancers: BTreeSet::new(),
         };
         Self { clock, state: Mutex::new(state) }
@@ -324,7 +333,12 @@ impl State {
     pub fn insert(&mut self, facts: Facts, now: Timestamp) {
         let instance = facts.instance();
         let (id, group, created_at) = (instance.id, instance.group.clone(), instance.created_at);
-        let counts_as_create = instance.create_failure.is_none();
+        let managed = instance.ownership == Ownership::Managed;
+        // What somebody asked for one by one is no sign of a loop that runs away, nor may it hold a group's own healing.
+        let counts_as_create = managed && instance.create_failure.is_none();
+        if let Some(request) = instance.request.as_ref().and_then(|it| it.request_id.clone()) {
+            self.requests.entry((group.tenant.clone(), request)).or_insert(id);
+        }
         let window = self.runaway_window;
         match self.entries.get_mut(&id) {
             Some(entry) => entry.facts = facts,
@@ -354,10 +368,25 @@ impl State {
             entry.cut.cancel();
             self.lost.remove(&instance);
             let group = entry.instance().group.clone();
+            if let Some(request) = entry.instance().request.as_ref().and_then(|it| it.request_id.clone()) {
+                let key = (group.tenant.clone(), request);
+                if self.requests.get(&key) == Some(&instance) {
+                    self.requests.remove(&key);
+                }
+            }
             let it = self.group(&group);
             it.members.remove(&instance);
             it.revision += 1;
         }
+    }
+
+    /// Its record is gone from the store: nothing is left of it but that its id was used.
+    pub fn purge(&mut self, instance: InstanceId) {
+        self.remove(instance);
+        if MAX_PURGED <= self.purged.len() {
+            self.purged.pop_front();
+        }
+        self.purged.push_back(instance);
     }
 
     /// Notes what the provider showed of an instance. Answers the group to wake if that changed anything.
@@ -368,7 +397,8 @@ impl State {
         entry.observe(seen, vm, now);
         let group = entry.instance().group.clone();
         let lost = entry.link.lost_at_mono;
-        let was_member = matches!(entry.phase(), Phase::Pending | Phase::Provisioning | Phase::Running);
+        let managed = entry.instance().ownership == Ownership::Managed;
+        let was_member = managed && matches!(entry.phase(), Phase::Pending | Phase::Provisioning | Phase::Running);
         let died = is_dead(seen) && !is_dead(before) && was_member;
         let _ = health_interval;
         if died && let Some(lost) = lost.or(entry.died_at_mono) {

@@ -4,12 +4,14 @@
 use std::{sync::Arc, time::Duration};
 
 use nstance_config::{
-    MergedGroup,
+    GroupLayer, MergedGroup, OnDemandLayer,
     render::{InstanceData, RenderData, render_args, render_userdata},
 };
 use nstance_core::{
     ids::{GroupRef, InstanceId, uuid_v7},
-    instance::{Addresses, CreateFailure, CreateReason, Instance, NonceFact, Ownership, ProviderFact},
+    instance::{
+        Addresses, CreateFailure, CreateReason, Instance, NonceFact, OnDemandRequest, Ownership, Phase, ProviderFact,
+    },
     plan::Priority,
     ports::{
         clock::random,
@@ -47,9 +49,9 @@ pub(super) fn begin(term: &Arc<Term>, group: &GroupRef, reason: CreateReason, pr
     let infra_hash = it.infra_hash.clone();
     let runtime_hash = it.runtime_hash.clone();
     let pairs = Pair::of(&merged);
-    let Pair { subnet, instance_type } = match place(&state, &pairs, now) {
+    let pair = match place(&state, &pairs, now) {
         Choice::Go(pair) => pair,
-        Choice::Wait { until, why } => {
+        Choice::Wait { until, why, .. } => {
             state.group(group).wait(BlockKind::NoCapacity, why, now, until);
             drop(state);
             term.wake(group);
@@ -58,40 +60,9 @@ pub(super) fn begin(term: &Arc<Term>, group: &GroupRef, reason: CreateReason, pr
     };
     let it = state.group(group);
     let cause = if reason == CreateReason::Replacement { it.losses.pop_front() } else { None };
-    let entropy = term.shared.entropy.as_ref();
-    let id = InstanceId::new(merged.kind, uuid_v7(now, random(entropy)));
-    let life = term.applied().config.server.garbage_collection.registration_timeout;
-    let life = if life.is_zero() { NONCE_LIFE } else { life };
-    let instance = Instance {
-        id,
-        group: group.clone(),
-        cluster: term.shared.cluster.clone(),
-        shard: term.shared.shard.clone(),
-        epoch: term.epoch(),
-        intent_epoch: term.epoch(),
-        ownership: Ownership::Managed,
-        created_at: now,
-        reason,
-        request: None,
-        arch: merged.arch.as_str().to_owned(),
-        template: merged.template.clone(),
-        infra_hash,
-        runtime_hash,
-        config_etag: term.applied().etag.to_string(),
-        instance_type,
-        subnet,
-        image: None,
-        nonce: NonceFact { jti: nstance_identity::nonce::new_jti(entropy), expires_at: now.plus(life), used_at: None },
-        provider: ProviderFact { kind: term.shared.provider.kind().to_owned(), ..ProviderFact::default() },
-        create_failure: None,
-        registration: None,
-        cert: None,
-        rejoin: None,
-        replace: None,
-        drain: None,
-        delete: None,
-        adopted_at: None,
-    };
+    let instance =
+        Instance { infra_hash, runtime_hash, reason, ..intent(term, &merged, mint(term, &merged, now), pair, now) };
+    let id = instance.id;
     state.insert(Facts::Intent(instance.clone()), now);
     let Some(entry) = state.entries.get_mut(&id) else { return };
     entry.busy = Some(Busy::Creating);
@@ -110,6 +81,83 @@ pub(super) fn begin(term: &Arc<Term>, group: &GroupRef, reason: CreateReason, pr
         drop(place);
         term.wake(&instance.group);
     });
+}
+
+fn mint(term: &Term, merged: &MergedGroup, now: Timestamp) -> InstanceId {
+    InstanceId::new(merged.kind, uuid_v7(now, random(term.shared.entropy.as_ref())))
+}
+
+/// The first facts of an instance. Its hashes and its reason are the caller's to say.
+fn intent(term: &Term, merged: &MergedGroup, id: InstanceId, pair: Pair, now: Timestamp) -> Instance {
+    let applied = term.applied();
+    let life = applied.config.server.garbage_collection.registration_timeout;
+    let life = if life.is_zero() { NONCE_LIFE } else { life };
+    let jti = nstance_identity::nonce::new_jti(term.shared.entropy.as_ref());
+    Instance {
+        id,
+        group: merged.group.clone(),
+        cluster: term.shared.cluster.clone(),
+        shard: term.shared.shard.clone(),
+        epoch: term.epoch(),
+        intent_epoch: term.epoch(),
+        ownership: Ownership::Managed,
+        created_at: now,
+        reason: CreateReason::ScaleUp,
+        request: None,
+        arch: merged.arch.as_str().to_owned(),
+        template: merged.template.clone(),
+        infra_hash: String::new(),
+        runtime_hash: String::new(),
+        config_etag: applied.etag.to_string(),
+        instance_type: pair.instance_type,
+        subnet: pair.subnet,
+        image: None,
+        nonce: NonceFact { jti, expires_at: now.plus(life), used_at: None },
+        provider: ProviderFact { kind: term.shared.provider.kind().to_owned(), ..ProviderFact::default() },
+        create_failure: None,
+        registration: None,
+        cert: None,
+        rejoin: None,
+        replace: None,
+        drain: None,
+        delete: None,
+        adopted_at: None,
+    }
+}
+
+/// An on-demand instance on its way into the records.
+pub struct OnDemand {
+    pub instance: Instance,
+    /// Its first try has to wait until then: every choice is used up, and the one it got is free again the soonest.
+    pub not_before: Option<Timestamp>,
+}
+
+/// The first facts of an on-demand instance, under the caller's id or a new one. `None` if there is no subnet at all.
+///
+/// It gets one choice of subnet and type for good: its owner knows its id, and the same id with another request would
+/// be refused by the very token that keeps a repeat from making two.
+pub fn on_demand(
+    term: &Term,
+    state: &State,
+    merged: &MergedGroup,
+    id: Option<InstanceId>,
+    request: OnDemandRequest,
+) -> Option<OnDemand> {
+    let now = term.now();
+    let (pair, not_before) = match place(state, &Pair::of(merged), now) {
+        Choice::Go(pair) => (pair, None),
+        Choice::Wait { pair, until, .. } => (pair?, Some(until)),
+    };
+    let id = id.unwrap_or_else(|| mint(term, merged, now));
+    let instance = Instance {
+        ownership: Ownership::OnDemand,
+        reason: CreateReason::OnDemand,
+        infra_hash: merged.infra_hash(),
+        runtime_hash: merged.runtime_hash(Some(term.shared.authority.bundle_pem().as_bytes())),
+        request: Some(request),
+        ..intent(term, merged, id, pair, now)
+    };
+    Some(OnDemand { instance, not_before })
 }
 
 /// Where the next instance of a group goes.
@@ -223,9 +271,13 @@ async fn settle(term: &Arc<Term>, group: &GroupRef, id: InstanceId, created: Res
             if let Some(pair) = state.entries.get(&id).map(|entry| pair_of(entry.instance())) {
                 state.places.pardon(&pair);
             }
+            let managed = state.entries.get(&id).is_some_and(|it| it.instance().ownership == Ownership::Managed);
             let it = state.group(group);
             for kind in [BlockKind::NoCapacity, BlockKind::Quota, BlockKind::ProviderAuth, BlockKind::InvalidRequest] {
-                it.unblock(kind);
+                // What its owner asked for may differ from what the group makes: it proves nothing of the group.
+                if managed {
+                    it.unblock(kind);
+                }
             }
             drop(state);
             if let Err(error) = confirmed {
@@ -240,6 +292,11 @@ async fn settle(term: &Arc<Term>, group: &GroupRef, id: InstanceId, created: Res
         Err(CallError::Provider(error)) if error.class.landed() == Landed::No => {
             let now = term.now();
             let instance = { term.world.lock().entries.get(&id).map(|entry| entry.instance().clone()) };
+            let on_demand = instance.as_ref().is_some_and(|it| it.ownership == Ownership::OnDemand);
+            if on_demand && is_passing(error.class) {
+                put_off(term, group, id, &error);
+                return;
+            }
             let failed = term
                 .update(id, |it| {
                     if it.create_failure.is_some() || it.registration.is_some() {
@@ -253,7 +310,9 @@ async fn settle(term: &Arc<Term>, group: &GroupRef, id: InstanceId, created: Res
                     Some(Instance { create_failure: Some(failure), ..it.clone() })
                 })
                 .await;
-            if let Ok(failed) = &failed {
+            if let Ok(failed) = &failed
+                && !on_demand
+            {
                 term.world.lock().group(group).uncount(failed.created_at);
             }
             if let Some(instance) = &instance {
@@ -270,6 +329,26 @@ async fn settle(term: &Arc<Term>, group: &GroupRef, id: InstanceId, created: Res
             term.want_listing();
             ambiguous(term, group, id);
         }
+    }
+}
+
+/// Trouble of the provider that says nothing against the request. A group makes its next try under a new id; an
+/// on-demand instance has the one id its owner knows, so the identical request is sent again.
+fn is_passing(class: ErrorClass) -> bool {
+    matches!(class, ErrorClass::Throttled | ErrorClass::Unavailable)
+}
+
+fn put_off(term: &Arc<Term>, group: &GroupRef, id: InstanceId, error: &ProviderError) {
+    tracing::warn!(%group, instance = %id, error = %Chain(error), "on-demand create put off");
+    provider_failed(term, error);
+    if let Some(entry) = term.world.lock().entries.get_mut(&id) {
+        entry.unsent = true;
+    }
+    ambiguous(term, group, id);
+    if let Some(wait) = error.retry_after
+        && let Some(entry) = term.world.lock().entries.get_mut(&id)
+    {
+        entry.next_attempt_at = Some(term.now().plus(wait));
     }
 }
 
@@ -305,42 +384,75 @@ pub(super) async fn confirm(term: &Arc<Term>, id: InstanceId, vm: &Vm, now: Time
     Ok(())
 }
 
-/// Finds out what became of a create: asks again with the very same request, which makes the VM or names it.
-pub(super) async fn resolve(
-    term: &Arc<Term>,
-    group: &GroupRef,
-    id: InstanceId,
-    priority: Priority,
-) -> Result<(), ExecError> {
-    let (instance, merged) = {
+/// Runs [`resolve`], whose outcome says itself when it is due again.
+pub(super) fn start_resolve(term: &Arc<Term>, group: &GroupRef, id: InstanceId, priority: Priority) {
+    if let Some(entry) = term.world.lock().entries.get_mut(&id) {
+        entry.busy = Some(if entry.unsent { Busy::Creating } else { Busy::Other });
+    }
+    let (term, group) = (term.clone(), group.clone());
+    term.tasks.clone().spawn("resolve", async move {
+        if let Err(error) = resolve(&term, &group, id, priority).await {
+            finish(&term, &group, id, Err(error));
+        }
+        term.wake(&group);
+    });
+}
+
+/// Finds out what became of a create: asks again with the very same request, which makes the VM or names it. For an
+/// on-demand instance this is the first time, too: it is durable before anybody is asked for it.
+async fn resolve(term: &Arc<Term>, group: &GroupRef, id: InstanceId, priority: Priority) -> Result<(), ExecError> {
+    let (instance, merged, unsent) = {
         let state = term.world.lock();
         let entry = state.entries.get(&id).ok_or(ExecError::Unknown(id))?;
-        (entry.instance().clone(), state.groups.get(group).and_then(|it| it.merged.clone()))
+        (entry.instance().clone(), state.groups.get(group).and_then(|it| it.merged.clone()), entry.unsent)
+    };
+    let merged = match &instance.request {
+        Some(request) => asked_for(term, &instance, request),
+        None => merged.ok_or_else(|| "its group is gone".to_owned()),
     };
     // Config changed meanwhile, so that the request cannot be built again: only look.
-    let same = merged.filter(|merged| merged.infra_hash() == instance.infra_hash);
-    let spec = same.and_then(|merged| spec(term, &instance, &merged).ok());
+    let changed = || "config changed before it was made; ask for another".to_owned();
+    let same = merged.and_then(|it| if it.infra_hash() == instance.infra_hash { Ok(it) } else { Err(changed()) });
+    let spec = same.and_then(|merged| spec(term, &instance, &merged));
     let idempotent = term.shared.provider.capabilities().create == CreateMode::Idempotent;
     let expired = instance.nonce.expires_at <= term.now();
-    match spec.filter(|_| idempotent && !expired) {
-        Some(spec) => {
-            let place = term.gate.enter(priority).await;
+    match spec {
+        Ok(spec) if (idempotent || unsent) && !expired => {
+            let place = tokio::select! {
+                biased;
+                () = term.tasks.token().cancelled() => return Ok(()),
+                place = term.gate.enter(priority) => place,
+            };
+            let Some(spec) = prepare(term, id, spec).await? else { return Ok(()) };
             let created = call(term, &spec, None).await;
+            if let Err(CallError::NotSent) = created
+                && let Some(entry) = term.world.lock().entries.get_mut(&id)
+            {
+                entry.unsent = unsent;
+            }
             drop(place);
             match created {
                 // A refusal is of this try alone: an earlier one may have made the VM all the same. Only that the VM
                 // was there and is gone says something of both.
                 Err(CallError::Provider(error))
-                    if error.class.landed() == Landed::No && error.class != ErrorClass::NotFound =>
+                    if !unsent && error.class.landed() == Landed::No && error.class != ErrorClass::NotFound =>
                 {
-                    react(term, &instance, &error);
+                    match instance.ownership {
+                        Ownership::Managed => react(term, &instance, &error),
+                        Ownership::OnDemand => provider_failed(term, &error),
+                    }
                     look(term, id);
                     ambiguous(term, group, id);
                 }
                 created => settle(term, group, id, created).await,
             }
         }
-        None => {
+        // Nothing was sent and nothing can be: its owner is told, instead of waiting for what never comes.
+        Err(message) if unsent => {
+            let error = ProviderError::new("create", ErrorClass::Invalid, message);
+            settle(term, group, id, Err(CallError::Provider(error))).await;
+        }
+        _ => {
             look(term, id);
             ambiguous(term, group, id);
         }
@@ -358,6 +470,65 @@ fn look(term: &Term, id: InstanceId) {
         })
     };
     term.observer.look(vm.into_iter().collect());
+}
+
+/// The last steps before a call. `None` if the instance is not wanted any more: it waited for its turn, and its owner
+/// may have deleted it meanwhile.
+async fn prepare(term: &Arc<Term>, id: InstanceId, mut spec: VmSpec) -> Result<Option<VmSpec>, ExecError> {
+    let first = {
+        let mut state = term.world.lock();
+        let entry = state.entries.get_mut(&id).ok_or(ExecError::Unknown(id))?;
+        if entry.phase() != Phase::Pending {
+            entry.busy = None;
+            return Ok(None);
+        }
+        entry.unsent
+    };
+    let record_first = term.shared.provider.capabilities().create == CreateMode::RecordFirst;
+    if first && record_first && spec.reserved_id.is_none() {
+        let reserved = term.shared.provider.reserve(id).await.map_err(ExecError::Provider)?;
+        let reserve = |it: &Instance| {
+            let mut it = it.clone();
+            it.provider.reserved_id.clone_from(&reserved);
+            Some(it)
+        };
+        if reserved.is_some() {
+            term.update(id, reserve).await?;
+        }
+        spec.reserved_id = reserved;
+    }
+    if let Some(entry) = term.world.lock().entries.get_mut(&id) {
+        entry.unsent = false;
+    }
+    Ok(Some(spec))
+}
+
+/// What an on-demand instance was asked for with, from its record and the config alone: its group may be another now,
+/// or gone.
+fn asked_for(term: &Term, instance: &Instance, request: &OnDemandRequest) -> Result<Arc<MergedGroup>, String> {
+    let pool = |text: &Option<String>| {
+        let parsed = text.as_deref().map(str::parse).transpose();
+        parsed.map_err(|error: nstance_core::ids::IdError| error.to_string())
+    };
+    let inherits = &request.inherits;
+    let group = GroupLayer {
+        template: inherits.template.clone(),
+        instance_type: inherits.instance_type.clone(),
+        subnet_pool: pool(&inherits.subnet_pool)?,
+        vars: Some(inherits.vars.clone()),
+        ..GroupLayer::default()
+    };
+    let own = OnDemandLayer {
+        template: request.template.clone(),
+        instance_type: request.instance_type.clone(),
+        subnet_pool: pool(&request.subnet_pool)?,
+        vars: request.vars.clone(),
+    };
+    let merged = term.applied().config.merge_on_demand(&instance.group, Some(&group), &own);
+    merged.map(Arc::new).map_err(|problems| {
+        let texts: Vec<_> = problems.iter().map(|it| format!("{}: {}", it.path, it.message)).collect();
+        texts.join("; ")
+    })
 }
 
 enum CallError {
@@ -466,6 +637,19 @@ fn react(term: &Arc<Term>, instance: &Instance, error: &ProviderError) {
         ErrorClass::Unavailable | ErrorClass::Ambiguous => return,
     };
     let mut state = term.world.lock();
+    if instance.ownership == Ownership::OnDemand {
+        // A choice without capacity is known to all; the rest is between its owner and the provider, and no reason for
+        // the group to stop making its own.
+        if kind == BlockKind::NoCapacity {
+            state.places.penalise(pair_of(instance), now);
+            let merged = instance.request.as_ref().and_then(|request| asked_for(term, instance, request).ok());
+            let pairs = merged.map(|merged| Pair::of(&merged)).unwrap_or_default();
+            if matches!(place(&state, &pairs, now), Choice::Wait { .. }) {
+                state.places.shorten(&pairs, now.plus(Duration::from_secs(first)));
+            }
+        }
+        return;
+    }
     if kind == BlockKind::NoCapacity && goes_elsewhere(&mut state, instance, now) {
         return;
     }

@@ -15,8 +15,9 @@ const SHORT: Duration = Duration::from_secs(15);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Choice {
     Go(Pair),
-    /// Every choice is used up; the first may be free again then.
+    /// Every choice is used up; the first may be free again then, and it is this one.
     Wait {
+        pair: Option<Pair>,
         until: Timestamp,
         why: String,
     },
@@ -24,15 +25,24 @@ pub(super) enum Choice {
 
 /// Chooses among `pairs`, best first. A subnet of which nothing is known comes after all others, but it comes: not to
 /// know is no reason not to try. `hidden` counts our creates that a subnet's figure does not show.
-pub(super) fn choose(pairs: &[Pair], places: &Places, now: Timestamp, hidden: impl Fn(&str, Figure) -> u64) -> Choice {
+pub(super) fn choose<'a>(
+    pairs: &'a [Pair],
+    places: &Places,
+    now: Timestamp,
+    hidden: impl Fn(&str, Figure) -> u64,
+) -> Choice {
     let mut unsure = None;
     let (mut n_penalised, mut n_short) = (0, 0);
-    let mut until: Option<Timestamp> = None;
-    let mut ends = |at: Timestamp| until = Some(until.map_or(at, |until| until.min(at)));
+    let mut first: Option<(Timestamp, &Pair)> = None;
+    let ends = |first: &mut Option<(Timestamp, &'a Pair)>, at: Timestamp, pair: &'a Pair| {
+        if first.is_none_or(|(until, _)| at < until) {
+            *first = Some((at, pair));
+        }
+    };
     for pair in pairs {
         if let Some(end) = places.penalty(pair, now) {
             n_penalised += 1;
-            ends(end);
+            ends(&mut first, end, pair);
             continue;
         }
         match places.room(&pair.subnet, now) {
@@ -42,7 +52,7 @@ pub(super) fn choose(pairs: &[Pair], places: &Places, now: Timestamp, hidden: im
             }
             Room::Known(_) => {
                 n_short += 1;
-                ends(now.plus(SHORT));
+                ends(&mut first, now.plus(SHORT), pair);
             }
             Room::Unknown => {
                 unsure.get_or_insert(pair);
@@ -52,7 +62,8 @@ pub(super) fn choose(pairs: &[Pair], places: &Places, now: Timestamp, hidden: im
     match unsure {
         Some(pair) => Choice::Go(pair.clone()),
         None => Choice::Wait {
-            until: until.unwrap_or(now.plus(SHORT)),
+            pair: first.map(|(_, pair)| pair.clone()),
+            until: first.map_or(now.plus(SHORT), |(until, _)| until),
             why: format!(
                 "of {} choices of subnet and instance type {n_penalised} had no capacity lately and {n_short} have too \
                  few free addresses",

@@ -2,7 +2,7 @@
 
 use std::{collections::BTreeSet, time::Duration};
 
-use nstance_config::{Code, GroupField, GroupLayer, Problem, UpsertRequest};
+use nstance_config::{Code, GroupField, GroupLayer, OnDemandLayer, Problem, UpsertRequest};
 use nstance_core::ids::{GroupRef, InstanceId, Tenant};
 use nstance_proto::v1;
 
@@ -10,6 +10,7 @@ use super::status::Refusal;
 use crate::service::{
     explain::Subject,
     groups::{Removal, Upsert, problem},
+    on_demand::Wish,
 };
 
 const MAX_VICTIMS: usize = 1000;
@@ -71,6 +72,37 @@ pub fn upsert(tenant: &Tenant, actor: String, request: v1::UpsertGroupRequest) -
     }
 }
 
+/// Most characters of a request id.
+const MAX_REQUEST_ID: usize = 64;
+
+/// CreateInstance. Its problems travel along, so that they are told together with those of what it asks for.
+pub fn wish(tenant: &Tenant, actor: String, request: v1::CreateInstanceRequest) -> Wish {
+    let mut problems = Vec::new();
+    let config = request.config.unwrap_or_default();
+    let group = noted(named_group(tenant, "group", &config.group), &mut problems);
+    let instance = said(request.instance_id).and_then(|text| {
+        let bad = |error: nstance_core::ids::IdError| problem(Code::BadValue, "instance_id", error.to_string());
+        noted(text.parse().map_err(bad), &mut problems)
+    });
+    let request_id = said(request.request_id);
+    let is_printable = |c: char| c == ' ' || c.is_ascii_graphic();
+    if request_id.as_ref().is_some_and(|id| MAX_REQUEST_ID < id.len() || !id.chars().all(is_printable)) {
+        let message = format!("must be up to {MAX_REQUEST_ID} printable ASCII characters");
+        problems.push(problem(Code::BadValue, "request_id", message));
+    }
+    let subnet_pool = said(config.subnet_pool).and_then(|pool| {
+        let bad = |error: nstance_core::ids::IdError| problem(Code::BadValue, "subnet_pool", error.to_string());
+        noted(pool.parse().map_err(bad), &mut problems)
+    });
+    let layer = OnDemandLayer {
+        template: said(config.template),
+        instance_type: said(config.instance_type),
+        subnet_pool,
+        vars: config.vars.into_iter().collect(),
+    };
+    Wish { tenant: tenant.clone(), actor, group, instance, request_id, layer, problems }
+}
+
 pub fn removal(tenant: &Tenant, actor: String, request: v1::DeleteGroupRequest) -> Result<Removal, Refusal> {
     let group = group(tenant, &request.key).map_err(|problem| Refusal::bad_request(vec![problem]))?;
     Ok(Removal { group, expected_etag: request.expected_etag, actor })
@@ -92,7 +124,11 @@ pub fn subject(tenant: &Tenant, request: v1::ExplainRequest) -> Result<Subject, 
 }
 
 pub fn group(tenant: &Tenant, key: &str) -> Result<GroupRef, Problem> {
-    let bad = |error: nstance_core::ids::IdError| problem(Code::BadValue, "key", error.to_string());
+    named_group(tenant, "key", key)
+}
+
+fn named_group(tenant: &Tenant, path: &str, key: &str) -> Result<GroupRef, Problem> {
+    let bad = |error: nstance_core::ids::IdError| problem(Code::BadValue, path, error.to_string());
     Ok(GroupRef::new(tenant.clone(), key.parse().map_err(bad)?))
 }
 

@@ -11,7 +11,7 @@ use tonic::{Request, Response, Status};
 use super::{auth::Caller, convert, status::Refusal};
 use crate::{
     events::{Events, Severity},
-    service::{certificates, explain, groups, instances, status},
+    service::{certificates, explain, groups, instances, on_demand, status},
     term::Term,
 };
 
@@ -195,9 +195,13 @@ impl OperatorService for Operator {
 
     async fn create_instance(
         &self,
-        _: Request<v1::CreateInstanceRequest>,
+        request: Request<v1::CreateInstanceRequest>,
     ) -> Result<Response<v1::CreateInstanceResponse>, Status> {
-        Err(later("CreateInstance"))
+        let caller = Caller::of(&request)?;
+        let wish = convert::wish(caller.tenant(), actor(&caller), request.into_inner());
+        let created = on_demand::create(&self.term, wish).await?;
+        let (instance_id, status) = (created.instance.to_string(), created.status.to_owned());
+        Ok(Response::new(v1::CreateInstanceResponse { instance_id, status }))
     }
 
     async fn delete_instance(

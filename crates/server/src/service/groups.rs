@@ -81,6 +81,17 @@ impl Groups {
         self.versioned().map(|file| file.value)
     }
 
+    /// Whether what the file does not name is proven not to be there.
+    pub fn readable(&self) -> Result<(), Refusal> {
+        match self.held() {
+            Held::Unreadable(error, _) => {
+                let message = format!("groups file cannot be read before it is repaired: {error}");
+                Err(Refusal::precondition("GROUPS_UNREADABLE", message))
+            }
+            Held::Absent | Held::Present(_) | Held::Lost(_) => Ok(()),
+        }
+    }
+
     /// The version of the whole file.
     pub fn etag(&self) -> String {
         self.versioned().map(|file| file.etag.to_string()).unwrap_or_default()

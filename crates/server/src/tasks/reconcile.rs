@@ -7,8 +7,9 @@ use nstance_core::{
     check::check,
     group::Desired,
     ids::GroupRef,
+    instance::{Health, Phase},
     plan::{Action, Hold, HoldKind, counts},
-    snapshot::Snapshot,
+    snapshot::{InstanceView, Snapshot},
     time::Timestamp,
 };
 use tokio::sync::Notify;
@@ -72,6 +73,7 @@ fn pass(term: &Arc<Term>, group: &GroupRef) -> Duration {
     }
     // People are told once the effects are on their way.
     tell_holds(term, group, &plan.holds);
+    tell_silence(term, group, &snapshot);
     show(&term.shared.metrics, group, &snapshot, now);
     if !creates && plan.holds.is_empty() {
         // Nobody will be replaced for what was lost so far: a later loss must not be timed from an older one.
@@ -99,6 +101,31 @@ fn tell_holds(term: &Term, group: &GroupRef, holds: &[Hold]) {
     }
     for hold in before.iter().filter(|it| hold_is_told(it) && !holds.iter().any(|new| same(it, new))) {
         term.tell(Tell::group(Reason::HoldCleared, group, hold.kind.as_str()));
+    }
+}
+
+/// Tells once of every agent that fell silent. What follows is the planner's for members, and the owner's for on-demand
+/// instances.
+fn tell_silence(term: &Term, group: &GroupRef, snapshot: &Snapshot) {
+    let Some(view) = snapshot.groups.get(group) else { return };
+    let is_silent = |it: &InstanceView| {
+        matches!(it.health, Health::Silent { .. }) && matches!(it.phase, Phase::Provisioning | Phase::Running)
+    };
+    let mut began = Vec::new();
+    {
+        let mut state = term.world.lock();
+        for (id, it) in &view.instances {
+            let Some(entry) = state.entries.get_mut(id) else { continue };
+            let silent = is_silent(it);
+            if silent && !entry.link.silence_told {
+                began.push(*id);
+            }
+            entry.link.silence_told = silent;
+        }
+    }
+    for id in began {
+        let message = "no report for three intervals";
+        term.tell(Tell::instance(Reason::InstanceSilent, group, id, message));
     }
 }
 

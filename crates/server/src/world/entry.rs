@@ -54,6 +54,8 @@ pub struct Link {
     pub interval: Duration,
     pub lost_at: Option<Timestamp>,
     pub lost_at_mono: Option<Mono>,
+    /// Its silence was told.
+    pub silence_told: bool,
     pub notice: Option<Notice>,
     pub config_hash: String,
 }
@@ -77,6 +79,8 @@ pub struct Entry {
     /// Load balancers it is in, or was.
     pub balancers: BTreeMap<LbKey, Balance>,
     pub busy: Option<Busy>,
+    /// Its create was surely never sent, or surely refused: asking is safe whatever the provider's rules for repeats.
+    pub unsent: bool,
     pub attempts: u32,
     pub next_attempt_at: Option<Timestamp>,
     /// When its death was noticed without a broken stream before it.
@@ -103,12 +107,14 @@ impl Entry {
                 interval,
                 lost_at: None,
                 lost_at_mono: None,
+                silence_told: false,
                 notice: None,
                 config_hash: String::new(),
             },
             describe: Describe::default(),
             balancers: BTreeMap::new(),
             busy: None,
+            unsent: false,
             attempts: 0,
             next_attempt_at: None,
             died_at_mono: None,

@@ -12,13 +12,21 @@ pub struct Meddler {
     unreadable: Mutex<Option<String>>,
     /// Writes of keys that contain this wait until they are let through.
     held: watch::Sender<Option<String>>,
+    /// The keys of all puts, in their order.
+    puts: Mutex<Vec<String>>,
     /// An update of a missing key is taken for a create.
     careless: bool,
 }
 
 impl Meddler {
     pub fn new(inner: Arc<dyn ObjectStore>) -> Self {
-        Self { inner, unreadable: Mutex::default(), held: watch::Sender::new(None), careless: false }
+        Self {
+            inner,
+            unreadable: Mutex::default(),
+            held: watch::Sender::new(None),
+            puts: Mutex::default(),
+            careless: false,
+        }
     }
 
     pub fn careless(inner: Arc<dyn ObjectStore>) -> Self {
@@ -32,6 +40,11 @@ impl Meddler {
     /// Holds writes back, or lets all of them through.
     pub fn hold(&self, part_of_key: Option<&str>) {
         self.held.send_replace(part_of_key.map(str::to_owned));
+    }
+
+    /// How often keys that contain this were put, those being held included.
+    pub fn n_puts(&self, part_of_key: &str) -> usize {
+        self.puts.lock().expect("no panic").iter().filter(|key| key.contains(part_of_key)).count()
     }
 
     fn check(&self, op: &'static str, key: &str) -> Result<(), StoreError> {
@@ -57,6 +70,7 @@ impl ObjectStore for Meddler {
     }
 
     async fn put(&self, key: &str, body: Vec<u8>, condition: Condition) -> Result<ETag, StoreError> {
+        self.puts.lock().expect("no panic").push(key.to_owned());
         let free = |held: &Option<String>| !held.as_ref().is_some_and(|part| key.contains(part));
         let _ = self.held.subscribe().wait_for(free).await;
         let missing = self.careless

@@ -6,8 +6,8 @@ use data_encoding::BASE64;
 use nstance_core::{
     ids::{ClusterId, Epoch, GroupKey, GroupRef, InstanceId, Shard, Tenant},
     instance::{
-        Addresses, CertFact, CertPair, CreateFailure, CreateReason, Delete, Drain, DrainReason, Instance, NonceFact,
-        OnDemandRequest, Ownership, ProviderFact, Registration, Rejoin, ReplaceMark,
+        Addresses, CertFact, CertPair, CreateFailure, CreateReason, Delete, Drain, DrainReason, Inherited, Instance,
+        NonceFact, OnDemandRequest, Ownership, ProviderFact, Registration, Rejoin, ReplaceMark,
     },
     time::Timestamp,
 };
@@ -111,6 +111,33 @@ struct RequestForm {
     #[serde(default)]
     vars: BTreeMap<String, String>,
     by: String,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    inherits: Option<InheritedForm>,
+}
+
+#[derive(Serialize, Deserialize)]
+struct InheritedForm {
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    template: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    instance_type: Option<String>,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    subnet_pool: Option<String>,
+    #[serde(default)]
+    vars: BTreeMap<String, String>,
+}
+
+impl From<&Inherited> for InheritedForm {
+    fn from(it: &Inherited) -> Self {
+        let it = it.clone();
+        Self { template: it.template, instance_type: it.instance_type, subnet_pool: it.subnet_pool, vars: it.vars }
+    }
+}
+
+impl From<InheritedForm> for Inherited {
+    fn from(it: InheritedForm) -> Self {
+        Self { template: it.template, instance_type: it.instance_type, subnet_pool: it.subnet_pool, vars: it.vars }
+    }
 }
 
 #[derive(Serialize, Deserialize)]
@@ -307,6 +334,7 @@ impl Record for Instance {
                 subnet_pool: it.subnet_pool.clone(),
                 vars: it.vars.clone(),
                 by: it.by.clone(),
+                inherits: (it.inherits != Inherited::default()).then(|| (&it.inherits).into()),
             }),
             infra_hash: self.infra_hash.clone(),
             runtime_hash: self.runtime_hash.clone(),
@@ -401,6 +429,7 @@ impl Record for Instance {
                 subnet_pool: it.subnet_pool,
                 vars: it.vars,
                 by: it.by,
+                inherits: it.inherits.map(Into::into).unwrap_or_default(),
             }),
             arch: form.arch,
             template: form.template,

@@ -2,7 +2,7 @@ use std::{collections::BTreeMap, time::Duration};
 
 use nstance_core::{
     ids::{GroupRef, InstanceId},
-    instance::{Addresses, CertFact, CertPair, Drain, DrainReason, Instance, Registration},
+    instance::{Addresses, CertFact, CertPair, Drain, DrainReason, Inherited, Instance, OnDemandRequest, Registration},
 };
 use proptest::prelude::*;
 use serde_json::json;
@@ -49,6 +49,18 @@ fn full() -> Instance {
         acked_by: None,
         cancelled_at: None,
     });
+    it.request = Some(OnDemandRequest {
+        request_id: Some("r1".into()),
+        template: Some("gpu".into()),
+        vars: [("A".into(), "1".into())].into(),
+        by: "operator".into(),
+        inherits: Inherited {
+            subnet_pool: Some("main".into()),
+            vars: [("B".into(), "2".into())].into(),
+            ..Inherited::default()
+        },
+        ..OnDemandRequest::default()
+    });
     it
 }
 
@@ -78,6 +90,8 @@ fn the_stored_form_of_an_instance_is_as_documented() {
     assert_eq!(json["reason"], "scale-up");
     assert_eq!(json["drain"]["reason"], "scale-down");
     assert_eq!(json["registration"]["public_key"], "AQL/");
+    assert_eq!(json["request"]["request_id"], "r1");
+    assert_eq!(json["request"]["inherits"], json!({ "subnet_pool": "main", "vars": { "B": "2" } }));
     assert_eq!(json["updated_at"], "2023-11-14T22:13:20.000Z");
     assert!(json.get("delete").is_none(), "facts not set are not written");
 }
