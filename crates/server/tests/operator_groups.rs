@@ -6,12 +6,19 @@ mod common;
 
 use std::sync::Arc;
 
-use common::{Shard, Site, assert_refused, fleet::Fleet, operator::Operator, overwrite, wait_for, wait_until};
+use common::{
+    Shard, Site, assert_refused, fleet::Fleet, meddler::Meddler, operator::Operator, overwrite, wait_for, wait_until,
+};
 use nstance_core::{ids::Tenant, instance::Phase, ports::objects::ETag};
 use nstance_proto::v1;
+use nstance_providers::fake::FakeOptions;
 use nstance_server::grpc::status::problems_of;
-use nstance_store::records::{self, groups::GroupsFile, groups_key};
+use nstance_store::{
+    memory::MemoryStore,
+    records::{self, groups::GroupsFile, groups_key},
+};
 use serde_json::{Value, json};
+use tokio::task::JoinSet;
 use tonic::{Code, Status};
 
 fn open(config: &mut Value) {
@@ -293,4 +300,117 @@ async fn what_is_absent_is_deleted_already() {
     delete(&operator, deletion("nobody", "")).await.unwrap();
     assert!(file(&shard.site).await.is_none());
     assert_refused(delete(&operator, deletion("NO", "")).await, Code::InvalidArgument, "BAD_REQUEST");
+}
+
+/// A server whose bucket can be told to wait.
+async fn start_slowly(size: u32) -> (Arc<Meddler>, Shard, Operator) {
+    let bucket = Arc::new(Meddler::new(Arc::new(MemoryStore::new())));
+    let shard = Shard::start_on(Site::on(bucket.clone(), FakeOptions::default()), size, open).await;
+    let operator = Operator::on(&shard).await;
+    (bucket, shard, operator)
+}
+
+/// Calls beside each other, with their places.
+type Upserting = JoinSet<(usize, Result<v1::GroupStatus, Status>)>;
+
+/// Calls of which the first is being put and the others wait.
+async fn together(bucket: &Meddler, operator: &Operator, requests: Vec<v1::UpsertGroupRequest>) -> Upserting {
+    bucket.hold(Some("groups.jsonc"));
+    let before = bucket.n_puts("groups.jsonc");
+    let mut calls = Upserting::new();
+    for (n, request) in requests.into_iter().enumerate() {
+        let mut client = operator.client();
+        calls.spawn(async move { (n, client.upsert_group(request).await.map(tonic::Response::into_inner)) });
+        if n == 0 {
+            wait_for("the first is being put", || bucket.n_puts("groups.jsonc") == before + 1).await;
+        }
+    }
+    // On the same connection: what is answered now was asked after all of them.
+    for _ in 0..20 {
+        operator.group("web").await;
+    }
+    calls
+}
+
+/// The answers in the order of the requests.
+async fn answers(calls: Upserting) -> Vec<Result<v1::GroupStatus, Status>> {
+    let mut answers = calls.join_all().await;
+    answers.sort_by_key(|(n, _)| *n);
+    answers.into_iter().map(|(_, answer)| answer).collect()
+}
+
+#[tokio::test]
+async fn a_burst_of_changes_travels_in_a_handful_of_puts() {
+    let (bucket, shard, operator) = start_slowly(0).await;
+    let mut requests: Vec<_> = (0..100).map(|n| dynamic(&format!("g{n}"), 0)).collect();
+    // Refusals hurt nobody else, and each is its own.
+    requests.insert(40, with(dynamic("bad", 0), |config| config.template = "knx".to_owned()));
+    requests.insert(70, v1::UpsertGroupRequest { expected_etag: "9-9".to_owned(), ..dynamic("late", 0) });
+    let keys: Vec<String> = requests.iter().map(|request| request.key.clone()).collect();
+    let mut calls = together(&bucket, &operator, requests).await;
+    assert!(calls.try_join_next().is_none(), "nobody is answered before its own commit");
+    bucket.hold(None);
+    for (key, answer) in keys.iter().zip(answers(calls).await) {
+        match (key.as_str(), answer) {
+            ("bad", answer) => assert_problem(answer, "template"),
+            ("late", answer) => assert_refused(answer, Code::Aborted, "ETAG_MISMATCH"),
+            (key, answer) => assert_eq!(answer.unwrap().key, key),
+        }
+    }
+    assert_eq!(file(&shard.site).await.unwrap().1.groups.len(), 100);
+    let n_puts = bucket.n_puts("groups.jsonc");
+    assert!(n_puts <= 5, "{n_puts} puts");
+    wait_for("each is told", || operator.events("GroupChanged").len() == 100).await;
+}
+
+#[tokio::test]
+async fn changes_of_one_group_that_travel_together_build_on_each_other() {
+    let (bucket, shard, operator) = start_slowly(0).await;
+    let first = upsert(&operator, dynamic("batch", 0)).await.unwrap();
+    let guarded = |size| v1::UpsertGroupRequest { expected_etag: first.etag.clone(), ..sized("batch", size) };
+    let calls = together(&bucket, &operator, vec![sized("web", 0), guarded(1), guarded(2), sized("batch", 1)]).await;
+    bucket.hold(None);
+    let mut answers = answers(calls).await;
+    assert_refused(answers.remove(2), Code::Aborted, "ETAG_MISMATCH");
+    assert!(answers.iter().all(Result::is_ok));
+    let stored = file(&shard.site).await.unwrap().1;
+    let entry = stored.groups.iter().find(|(group, _)| group.group.as_str() == "batch").unwrap().1;
+    assert_eq!((entry.size, entry.generation), (Some(1), 2), "the last one said nothing new");
+}
+
+#[tokio::test]
+async fn a_change_that_cannot_be_stored_fails_alone() {
+    let (bucket, shard, operator) = start_slowly(0).await;
+    bucket.refuse("poison");
+    let poisoned = with(dynamic("bad", 0), |config| config.vars = [("A".to_owned(), "poison".to_owned())].into());
+    let requests = vec![dynamic("g0", 0), dynamic("g1", 0), poisoned, dynamic("g2", 0)];
+    let calls = together(&bucket, &operator, requests).await;
+    bucket.hold(None);
+    let mut answers = answers(calls).await;
+    assert_refused(answers.remove(2), Code::Unavailable, "STORE_UNAVAILABLE");
+    assert!(answers.iter().all(Result::is_ok));
+    assert_eq!(file(&shard.site).await.unwrap().1.groups.len(), 3);
+}
+
+#[tokio::test]
+async fn hints_leave_the_file_with_their_instances_at_the_next_write() {
+    let (shard, operator) = start(2).await;
+    let ids = shard.vms(2).await;
+    let request = v1::UpsertGroupRequest { preferred_victims: vec![ids[0].to_string()], ..sized("web", 1) };
+    let hinted = upsert(&operator, request.clone()).await.unwrap();
+    let stored = async |site: &Site| {
+        let groups = file(site).await.unwrap().1.groups;
+        groups.values().flat_map(|entry| entry.preferred_victims.clone()).collect::<Vec<_>>()
+    };
+    assert_eq!(stored(&shard.site).await, [ids[0]]);
+    wait_until("it left", async || shard.site.phase(ids[0]).await == Some(Phase::Deleted)).await;
+    let (etag, _) = file(&shard.site).await.unwrap();
+    upsert(&operator, sized("web", 1)).await.unwrap();
+    assert_eq!(file(&shard.site).await.unwrap().0, etag, "its leaving is no reason to write");
+    // A write of another group takes it along, and changes nothing else of its group.
+    upsert(&operator, dynamic("batch", 0)).await.unwrap();
+    assert!(stored(&shard.site).await.is_empty());
+    assert_eq!(operator.group("web").await.etag, hinted.etag);
+    upsert(&operator, request).await.unwrap();
+    assert!(stored(&shard.site).await.is_empty(), "and it does not come back");
 }

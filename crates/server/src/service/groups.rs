@@ -1,17 +1,18 @@
 //! Groups as the API changes them: `groups.jsonc` by compare-and-swap first, then memory, then the group is woken.
 //!
-//! Writes take turns: each is a put of its own, so a burst of calls is as slow as that many puts. Letting the calls
-//! that wait travel in one put is the next step, and stays inside this file.
+//! Writes take turns, and calls that wait for theirs travel together: whoever has the turn decides for all of them, one
+//! after the other, and puts what comes of it once. Each is answered after that put, with its own answer.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
 use nstance_config::{Code as ProblemCode, GroupField, GroupLayer, Problem, UpsertRequest, jsonc::Pos};
 use nstance_core::{
     ids::{GroupRef, InstanceId},
     instance::{Ownership, Phase},
+    ports::objects::{StoreFault, Unavailable},
 };
 use nstance_rt::chain::Chain;
 use nstance_store::{
@@ -41,8 +42,18 @@ const MAX_GROUPS: usize = 1000;
 /// The groups file as this term last read or wrote it.
 pub struct Groups {
     turn: tokio::sync::Mutex<()>,
+    /// Changes that wait for the turn, first come first.
+    waiting: Mutex<Vec<Waiting>>,
     held: Mutex<Held>,
 }
+
+struct Waiting {
+    decide: Box<Decide>,
+    answer: oneshot::Sender<Verdict>,
+}
+
+/// Whether a change was written, or why not.
+type Verdict = Result<bool, Refusal>;
 
 #[derive(Clone)]
 enum Held {
@@ -62,7 +73,11 @@ impl Groups {
             (GroupsState::Absent, None) => Held::Absent,
             (GroupsState::Unreadable(error), remembered) => Held::Unreadable(error.to_string(), remembered),
         };
-        Self { turn: tokio::sync::Mutex::default(), held: Mutex::new(held) }
+        Self { turn: tokio::sync::Mutex::default(), waiting: Mutex::default(), held: Mutex::new(held) }
+    }
+
+    fn waiting(&self) -> MutexGuard<'_, Vec<Waiting>> {
+        self.waiting.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn held(&self) -> Held {
@@ -103,47 +118,126 @@ type Decide = dyn Fn(&GroupsFile) -> Result<Option<GroupsFile>, Refusal> + Send 
 
 /// Changes the file and, after the commit, what is asked of every group that differs. Answers whether anything was
 /// written. Goes on when the caller hangs up: memory must learn what the store has taken.
-async fn change(term: &Arc<Term>, decide: Box<Decide>) -> Result<bool, Refusal> {
+async fn change(term: &Arc<Term>, decide: Box<Decide>) -> Verdict {
     let (answer, answered) = oneshot::channel();
+    term.groups.waiting().push(Waiting { decide, answer });
     let term = term.clone();
     term.tasks.clone().spawn("change groups", async move {
-        let outcome = commit(&term, decide.as_ref()).await;
-        // Nobody waits any more: the change stands all the same.
-        let _ = answer.send(outcome);
+        let _turn = term.groups.turn.lock().await;
+        // Whoever had the turn before may have taken ours along.
+        let batch = std::mem::take(&mut *term.groups.waiting());
+        if batch.is_empty() {
+            return;
+        }
+        let (decides, answers): (Vec<_>, Vec<_>) = batch.into_iter().map(|it| (it.decide, it.answer)).unzip();
+        for (verdict, answer) in commit(&term, &decides).await.into_iter().zip(answers) {
+            // Nobody waits any more: the change stands all the same.
+            let _ = answer.send(verdict);
+        }
     });
     let ended = |_| Refusal::unavailable("LEADER_CHANGED", "this server leads no more; retry");
     answered.await.unwrap_or_else(|gone| Err(ended(gone)))
 }
 
-async fn commit(term: &Arc<Term>, decide: &Decide) -> Result<bool, Refusal> {
-    let _turn = term.groups.turn.lock().await;
+/// Commits changes together, and answers each.
+async fn commit(term: &Arc<Term>, batch: &[Box<Decide>]) -> Vec<Verdict> {
+    let before = term.groups.file().unwrap_or_default();
+    match put(term, &before, batch).await {
+        Ok(verdicts) => verdicts,
+        // Something in it cannot be stored, its size for one: that is told to whom it concerns.
+        Err(Failed { alone: true, .. }) if 1 < batch.len() => {
+            let mut verdicts = Vec::with_capacity(batch.len());
+            for one in batch.chunks(1) {
+                let before = term.groups.file().unwrap_or_default();
+                match put(term, &before, one).await {
+                    Ok(its) => verdicts.extend(its),
+                    Err(failed) => verdicts.push(Err(failed.refusal)),
+                }
+            }
+            verdicts
+        }
+        // Nothing is stored. Who was decided on what others wanted is decided anew on what there is.
+        Err(failed) => batch
+            .iter()
+            .map(|decide| match decide(&before) {
+                Ok(Some(_)) => Err(failed.refusal.clone()),
+                Ok(None) => Ok(false),
+                Err(refusal) => Err(refusal),
+            })
+            .collect(),
+    }
+}
+
+/// A put that did not happen.
+struct Failed {
+    refusal: Refusal,
+    /// Another content may be taken where this one is not.
+    alone: bool,
+}
+
+impl From<Refusal> for Failed {
+    fn from(refusal: Refusal) -> Self {
+        Self { refusal, alone: false }
+    }
+}
+
+/// All decisions, each on what the ones before it made of the file. `None` if nothing changes.
+fn decide_all(term: &Term, batch: &[Box<Decide>], file: &GroupsFile) -> (Option<GroupsFile>, Vec<Verdict>) {
+    let mut next: Option<GroupsFile> = None;
+    let mut verdicts = Vec::with_capacity(batch.len());
+    for decide in batch {
+        verdicts.push(decide(next.as_ref().unwrap_or(file)).map(|changed| {
+            let changes = changed.is_some();
+            next = changed.or(next.take());
+            changes
+        }));
+    }
+    if let Some(next) = &mut next {
+        drop_departed(term, next);
+    }
+    (next, verdicts)
+}
+
+/// Takes hints off whose instance left. Only along with a write that happens anyway, and the group's own version stays:
+/// nobody asked for this change.
+fn drop_departed(term: &Term, file: &mut GroupsFile) {
+    for (group, entry) in file.groups.iter_mut().filter(|(_, entry)| !entry.preferred_victims.is_empty()) {
+        let left = managed_left(term, group);
+        entry.preferred_victims.retain(|id| left.contains(id));
+    }
+}
+
+async fn put(term: &Arc<Term>, before: &GroupsFile, batch: &[Box<Decide>]) -> Result<Vec<Verdict>, Failed> {
     let held = term.groups.held();
     if let Held::Unreadable(error, _) = &held {
         let message = format!("groups file cannot be changed before it is repaired: {error}");
-        return Err(Refusal::precondition("GROUPS_UNREADABLE", message));
+        let refusal = Refusal::precondition("GROUPS_UNREADABLE", message);
+        return Ok(batch.iter().map(|_| Err(refusal.clone())).collect());
     }
-    let before = term.groups.file().unwrap_or_default();
     // Decided on what we hold first: a refusal, or nothing to do, costs no call.
-    if decide(&before)?.is_none() {
-        return Ok(false);
+    if let (None, verdicts) = decide_all(term, batch, before) {
+        return Ok(verdicts);
     }
     let records = term.shared.records.within(term.applied().config.server.request_timeout);
-    let failed = |error: RecordError| match error {
-        RecordError::Corrupt { .. } => Refusal::precondition("GROUPS_UNREADABLE", format!("{}", Chain(&error))),
-        error => record_refusal(&term.failed(error)),
+    let failed = |error: RecordError| {
+        let invalid = StoreFault::Unavailable(Unavailable::Invalid);
+        let alone = matches!(&error, RecordError::Store(store) if store.fault == invalid);
+        let refusal = match error {
+            RecordError::Corrupt { .. } => Refusal::precondition("GROUPS_UNREADABLE", format!("{}", Chain(&error))),
+            error => record_refusal(&term.failed(error)),
+        };
+        Failed { refusal, alone }
     };
     let current = match held {
         Held::Present(file) => Some(*file),
         Held::Lost(lost) => Some(records.put_back_groups(&term.guard, &lost).await.map_err(failed)?),
         Held::Absent | Held::Unreadable(..) => None,
     };
-    let refused = Mutex::new(None);
+    // What the last run of the decisions said: the one that the answers are about.
+    let said = Mutex::new(Vec::new());
     let decided = |file: &GroupsFile| {
-        let (next, refusal) = match decide(file) {
-            Ok(next) => (next, None),
-            Err(refusal) => (None, Some(refusal)),
-        };
-        *refused.lock().unwrap_or_else(PoisonError::into_inner) = refusal;
+        let (next, verdicts) = decide_all(term, batch, file);
+        *said.lock().unwrap_or_else(PoisonError::into_inner) = verdicts;
         next
     };
     let written = match records.update_groups(&term.guard, current.as_ref(), decided).await {
@@ -156,11 +250,8 @@ async fn commit(term: &Arc<Term>, decide: &Decide) -> Result<bool, Refusal> {
         written => written,
     };
     let written = written.map_err(failed)?;
-    take_in(term, &before, written);
-    match refused.into_inner().unwrap_or_else(PoisonError::into_inner) {
-        Some(refusal) => Err(refusal),
-        None => Ok(true),
-    }
+    take_in(term, before, written);
+    Ok(said.into_inner().unwrap_or_else(PoisonError::into_inner))
 }
 
 /// From the committed file into memory: every group whose part differs is asked for anew, and woken.
@@ -259,9 +350,10 @@ fn decide_upsert(term: &Term, upsert: &Upsert, file: &GroupsFile) -> Result<Opti
     // Hints belong to the size they came with; who has left needs none.
     let masked = request.mask.as_ref().is_some_and(|mask| mask.contains(&GroupField::Size));
     let sized = masked || request.layer.size.is_some() || !victims.is_empty();
-    let kept = entry.map(|entry| entry.preferred_victims.clone()).unwrap_or_default();
-    let known = if sized { victims.clone() } else { kept.clone() };
-    let preferred_victims: Vec<_> = known.into_iter().filter(|id| left.contains(id)).collect();
+    let kept = entry.map(|entry| entry.preferred_victims.as_slice()).unwrap_or_default();
+    let kept: Vec<_> = kept.iter().copied().filter(|id| left.contains(id)).collect();
+    let preferred_victims: Vec<_> =
+        if sized { victims.iter().copied().filter(|id| left.contains(id)).collect() } else { kept.clone() };
     let same_victims = preferred_victims == kept;
     if !upserted.changed && same_victims && !tombstoned {
         return Ok(None);

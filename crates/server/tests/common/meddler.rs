@@ -12,6 +12,8 @@ pub struct Meddler {
     unreadable: Mutex<Option<String>>,
     /// Writes of keys that contain this wait until they are let through.
     held: watch::Sender<Option<String>>,
+    /// Bodies that contain this are not taken, as those that are too large are not.
+    untaken: Mutex<Option<String>>,
     /// The keys of all puts, in their order.
     puts: Mutex<Vec<String>>,
     /// An update of a missing key is taken for a create.
@@ -24,6 +26,7 @@ impl Meddler {
             inner,
             unreadable: Mutex::default(),
             held: watch::Sender::new(None),
+            untaken: Mutex::default(),
             puts: Mutex::default(),
             careless: false,
         }
@@ -40,6 +43,11 @@ impl Meddler {
     /// Holds writes back, or lets all of them through.
     pub fn hold(&self, part_of_key: Option<&str>) {
         self.held.send_replace(part_of_key.map(str::to_owned));
+    }
+
+    /// Refuses bodies for what is in them.
+    pub fn refuse(&self, part_of_body: &str) {
+        *self.untaken.lock().expect("no panic") = Some(part_of_body.to_owned());
     }
 
     /// How often keys that contain this were put, those being held included.
@@ -73,6 +81,11 @@ impl ObjectStore for Meddler {
         self.puts.lock().expect("no panic").push(key.to_owned());
         let free = |held: &Option<String>| !held.as_ref().is_some_and(|part| key.contains(part));
         let _ = self.held.subscribe().wait_for(free).await;
+        let untaken = self.untaken.lock().expect("no panic").clone();
+        if untaken.is_some_and(|part| String::from_utf8_lossy(&body).contains(&part)) {
+            let fault = StoreFault::Unavailable(Unavailable::Invalid);
+            return Err(StoreError::new("put", key, fault, "this body is not taken"));
+        }
         let missing = self.careless
             && matches!(condition, Condition::Match(_))
             && self.inner.get(key).await.is_err_and(|error| error.is_not_found());
