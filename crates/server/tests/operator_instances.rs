@@ -10,6 +10,7 @@ use nstance_core::{
     instance::{Instance, Phase},
 };
 use nstance_proto::v1;
+use nstance_providers::fake::{Op, Outcome, Rule, When};
 use nstance_store::records::{self, groups::GroupsFile, groups_key};
 use serde_json::json;
 use tonic::{Code, Status};
@@ -211,4 +212,63 @@ async fn a_second_wish_names_the_successor() {
     assert_eq!(answer.replacement_id, successor.to_string());
     wait_until("it drains", async || replace(&operator, ids[0]).await.unwrap().status == "draining").await;
     assert_eq!(operator.events("ReplaceRequested").len(), 1);
+}
+
+async fn status(
+    operator: &Operator,
+    id: InstanceId,
+    max_age: Option<i64>,
+) -> Result<v1::InstanceStatusResponse, Status> {
+    let max_age = max_age.map(|seconds| prost_types::Duration { seconds, nanos: 0 });
+    let request = v1::GetInstanceStatusRequest { instance_id: id.to_string(), max_age };
+    operator.client().get_instance_status(request).await.map(tonic::Response::into_inner)
+}
+
+fn n_looks(shard: &Shard) -> usize {
+    shard.site.calls(Op::Describe).len()
+}
+
+#[tokio::test]
+async fn a_status_is_as_fresh_as_it_was_asked_for() {
+    let (shard, _fleet, operator, ids) = slow(1).await;
+    let id = ids[0];
+    let fresh = async || status(&operator, id, Some(0)).await.unwrap();
+    wait_until("it runs", async || fresh().await.provider_state == "running").await;
+    let n = n_looks(&shard);
+    assert_eq!(status(&operator, id, None).await.unwrap().provider_state, "running");
+    assert_eq!(status(&operator, id, Some(3600)).await.unwrap().provider_state, "running");
+    assert_eq!(n_looks(&shard), n, "what is known is young enough");
+    shard.site.cloud.show(id, nstance_core::instance::Seen::Repairing);
+    assert_eq!(status(&operator, id, Some(3600)).await.unwrap().provider_state, "running");
+    assert_eq!(fresh().await.provider_state, "repairing");
+    assert_eq!(n_looks(&shard), n + 1);
+    assert_refused(status(&operator, id, Some(-1)).await, Code::InvalidArgument, "BAD_REQUEST");
+    let other = Operator::of(&shard, "other".parse::<Tenant>().unwrap()).await;
+    assert_refused(status(&other, id, Some(0)).await, Code::NotFound, "NOT_FOUND");
+    assert_eq!(n_looks(&shard), n + 1, "nobody looks for a stranger");
+}
+
+#[tokio::test]
+async fn a_provider_that_is_down_leaves_the_last_look_and_its_time() {
+    let (shard, _fleet, operator, ids) = slow(1).await;
+    let id = ids[0];
+    let fresh = async || status(&operator, id, Some(0)).await.unwrap();
+    wait_until("it runs", async || fresh().await.provider_state == "running").await;
+    let before = status(&operator, id, None).await.unwrap();
+    shard.site.cloud.outage(true);
+    let n = n_looks(&shard);
+    let after = fresh().await;
+    assert!(n < n_looks(&shard), "it was looked at");
+    assert_eq!((after.provider_state, after.provider_state_at), (before.provider_state, before.provider_state_at));
+    assert_eq!(operator.group("web").await.actual_size, 1);
+}
+
+#[tokio::test]
+async fn a_provider_that_does_not_answer_is_not_waited_for_long() {
+    let (shard, _fleet, operator, ids) = slow(1).await;
+    let before = status(&operator, ids[0], None).await.unwrap();
+    shard.site.cloud.script(Rule::always(Op::Describe, When::Always, Outcome::Hang));
+    let asked = tokio::time::timeout(common::LIMIT, status(&operator, ids[0], Some(0)));
+    let after = asked.await.expect("an answer within 5 s").unwrap();
+    assert_eq!(after.provider_state_at, before.provider_state_at);
 }

@@ -99,9 +99,14 @@ impl OperatorService for Operator {
         request: Request<v1::GetInstanceStatusRequest>,
     ) -> Result<Response<v1::InstanceStatusResponse>, Status> {
         let caller = Caller::of(&request)?;
-        let text = request.into_inner().instance_id;
+        let v1::GetInstanceStatusRequest { instance_id: text, max_age } = request.into_inner();
+        let max_age = max_age.map(|it| convert::duration("max_age", &it)).transpose();
+        let max_age = max_age.map_err(|problem| Refusal::bad_request(vec![problem]))?;
         let missing = || Status::from(Refusal::not_found(format!("there is no instance {text}")));
         let id: InstanceId = text.parse().map_err(|_| missing())?;
+        if let Some(max_age) = max_age {
+            status::refresh(&self.term, caller.tenant(), id, max_age).await;
+        }
         status::instance(&self.term, caller.tenant(), id).map(Response::new).ok_or_else(missing)
     }
 

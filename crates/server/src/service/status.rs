@@ -1,11 +1,11 @@
 //! The leader's picture in the words of the API. Counts are the planner's own.
 
-use std::collections::BTreeMap;
+use std::{collections::BTreeMap, time::Duration};
 
 use nstance_core::{
     group::Desired,
     ids::{GroupRef, InstanceId, Tenant},
-    instance::Ownership,
+    instance::{Ownership, Phase},
     plan::{Hold, counts, members},
     snapshot::{GroupView, ShardView},
     time::Timestamp,
@@ -25,7 +25,7 @@ pub fn timestamp(at: Timestamp) -> prost_types::Timestamp {
     }
 }
 
-pub fn duration(it: std::time::Duration) -> prost_types::Duration {
+pub fn duration(it: Duration) -> prost_types::Duration {
     prost_types::Duration {
         seconds: i64::try_from(it.as_secs()).unwrap_or(i64::MAX),
         nanos: i32::try_from(it.subsec_nanos()).unwrap_or(0),
@@ -139,6 +139,27 @@ pub fn instances(
 
 pub fn instance(term: &Term, tenant: &Tenant, id: InstanceId) -> Option<v1::InstanceStatusResponse> {
     instances(term, tenant, |it, _| *it == id, None, 1).pop()
+}
+
+/// How long a caller waits for a fresh look.
+const FRESH: Duration = Duration::from_secs(5);
+
+/// Has an instance's VM looked at if what is known of it is older than `max_age`. Whatever comes of the look, and be it
+/// nothing in time: what is known is shown with its time.
+pub async fn refresh(term: &Term, tenant: &Tenant, id: InstanceId, max_age: Duration) {
+    let now = term.now();
+    let vm = {
+        let state = term.world.lock();
+        let entry = state.entries.get(&id).filter(|entry| entry.instance().group.tenant == *tenant);
+        // What nobody has confirmed yet, or what is over, has no VM to look at.
+        entry
+            .filter(|entry| !matches!(entry.phase(), Phase::Pending | Phase::Failed | Phase::Deleted))
+            .filter(|entry| entry.seen_at.is_none_or(|at| max_age < now.since(at)))
+            .map(Entry::vm_ref)
+    };
+    if let Some(vm) = vm {
+        let _ = tokio::time::timeout(FRESH, term.observer.ask(vm)).await;
+    }
 }
 
 fn instance_status(term: &Term, state: &State, entry: &Entry, now: Timestamp) -> v1::InstanceStatusResponse {

@@ -14,7 +14,7 @@ use nstance_core::{
     time::Timestamp,
 };
 use nstance_rt::chain::Chain;
-use tokio::sync::Notify;
+use tokio::sync::{Notify, oneshot};
 
 use crate::{
     events::{Reason, Tell},
@@ -32,8 +32,14 @@ const BATCH: usize = 100;
 /// VMs somebody wants to know about. Asking twice before the look is one look.
 #[derive(Default)]
 pub struct Observer {
-    wanted: Mutex<BTreeMap<InstanceId, VmRef>>,
+    wanted: Mutex<BTreeMap<InstanceId, Wanted>>,
     wake: Notify,
+}
+
+/// A VM to look at, and who waits for the look.
+struct Wanted {
+    vm: VmRef,
+    waiting: Vec<oneshot::Sender<()>>,
 }
 
 impl Observer {
@@ -42,11 +48,24 @@ impl Observer {
             return;
         }
         let mut wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
-        wanted.extend(vms.into_iter().map(|vm| (vm.instance, vm)));
+        for vm in vms {
+            let waiting = wanted.remove(&vm.instance).map(|it| it.waiting).unwrap_or_default();
+            wanted.insert(vm.instance, Wanted { vm, waiting });
+        }
         self.wake.notify_one();
     }
 
-    fn take(&self) -> Vec<VmRef> {
+    /// Has somebody look for a caller who waits. Resolves once the provider answered, or failed to.
+    pub fn ask(&self, vm: VmRef) -> oneshot::Receiver<()> {
+        let (told, looked) = oneshot::channel();
+        let mut wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
+        let it = wanted.entry(vm.instance).or_insert_with(|| Wanted { vm, waiting: Vec::new() });
+        it.waiting.push(told);
+        self.wake.notify_one();
+        looked
+    }
+
+    fn take(&self) -> Vec<Wanted> {
         let mut wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::take(&mut *wanted).into_values().collect()
     }
@@ -56,11 +75,20 @@ impl Observer {
 pub async fn work(term: Arc<Term>) {
     let token = term.tasks.token().clone();
     loop {
-        let wanted = term.observer.take();
-        for batch in wanted.chunks(BATCH) {
-            let (term, batch) = (term.clone(), batch.to_vec());
+        let mut wanted = term.observer.take();
+        while !wanted.is_empty() {
+            let rest = wanted.split_off(wanted.len().min(BATCH));
+            let (vms, waiting): (Vec<_>, Vec<_>) = wanted.into_iter().map(|it| (it.vm, it.waiting)).unzip();
+            wanted = rest;
+            let term = term.clone();
             let scope = term.tasks.clone();
-            scope.spawn_droppable("describe", async move { look(&term, &batch).await });
+            scope.spawn_droppable("describe", async move {
+                look(&term, &vms).await;
+                for told in waiting.into_iter().flatten() {
+                    // Whoever waited may have given up.
+                    let _ = told.send(());
+                }
+            });
         }
         tokio::select! {
             biased;
@@ -119,6 +147,10 @@ fn apply(term: &Arc<Term>, instance: InstanceId, answer: Described) {
     let visibility = term.shared.provider.capabilities().visibility_delay;
     let mut state = term.world.lock();
     let Some(entry) = state.entries.get(&instance) else { return };
+    // A caller's look that failed tells nothing: what was seen before stays, with its time, and no plan is made of it.
+    if !entry.describe.in_flight && matches!(answer, Described::Unknown(_)) {
+        return;
+    }
     let never_seen = entry.vm.is_none();
     // The latest moment at which the VM may have been made.
     let shown_at = entry.vm.as_ref().and_then(|vm| vm.created_at);
