@@ -4,18 +4,24 @@
 
 mod common;
 
-use std::net::Ipv4Addr;
+use std::{net::Ipv4Addr, sync::Arc};
 
 use common::{
-    Shard, assert_refused,
+    Shard, Site, assert_refused,
     fleet::Agent,
+    meddler::Meddler,
     operator::Operator,
-    wait_for, wait_until,
+    tenant, wait_for, wait_until,
     wire::{dial, new_key, tls},
 };
 use nstance_identity::keys::KeyPair;
 use nstance_proto::v1::{
     self, agent_service_client::AgentServiceClient, operator_service_client::OperatorServiceClient,
+};
+use nstance_providers::fake::FakeOptions;
+use nstance_store::{
+    memory::MemoryStore,
+    records::{self, operator::OperatorRecord, operator_key},
 };
 use tonic::{Code, Status};
 
@@ -69,7 +75,7 @@ async fn another_key_is_not_renewed() {
 }
 
 #[tokio::test]
-async fn an_operator_renews_and_works_with_both() {
+async fn an_operator_renews_and_works_with_the_old_one_until_the_new_one_is_seen() {
     let shard = Shard::start(0).await;
     let operator = Operator::on(&shard).await;
     let other = new_key(shard.site.entropy.as_ref());
@@ -82,6 +88,43 @@ async fn an_operator_renews_and_works_with_both() {
     assert_refused(again, Code::ResourceExhausted, "TOO_MANY_RENEWALS");
     let tls = tls(&shard.site.bundle().await, Some((&answer.client_certificate_pem, &operator.key)));
     let line = dial(&shard.leader.advertised.operator, tls, Ipv4Addr::LOCALHOST).await.unwrap();
-    OperatorServiceClient::new(line.channel.clone()).list_groups(()).await.unwrap();
     assert_eq!(operator.group("web").await.size, 0, "the old one still passes");
+    OperatorServiceClient::new(line.channel.clone()).list_groups(()).await.unwrap();
+    assert_refused(operator.client().list_groups(()).await, Code::Unauthenticated, "CERT_SUPERSEDED");
+    // Other shards learn it from the record.
+    let key = operator_key(&tenant(), &operator.id);
+    wait_until("the record says so", async || {
+        let object = shard.site.bucket.get(&key).await.unwrap();
+        records::decode_object::<OperatorRecord>(&key, object).unwrap().value.cert.previous.is_none()
+    })
+    .await;
+    OperatorServiceClient::new(line.channel.clone()).list_groups(()).await.unwrap();
+    assert_refused(operator.client().list_groups(()).await, Code::Unauthenticated, "CERT_SUPERSEDED");
+}
+
+#[tokio::test]
+async fn a_seen_certificate_retires_the_old_one_before_any_record_is_written() {
+    let bucket = Arc::new(Meddler::new(Arc::new(MemoryStore::new())));
+    let shard = Shard::start_on(Site::on(bucket.clone(), FakeOptions::default()), 1, |_| {}).await;
+    let operator = Operator::on(&shard).await;
+    let id = shard.only_vm().await;
+    let old = Agent::register(&shard, id).await;
+    let answer = renew(&shard, &old, &old.key).await.unwrap();
+    let renewed = operator.client().renew_certificate(request(&operator.key)).await.unwrap().into_inner();
+    let new = Agent { chain: answer.client_certificate_pem, ..old.clone() };
+    for part in ["/instance/", "/operator/"] {
+        bucket.hold(Some(part));
+        let n_puts = bucket.n_puts(part);
+        if part == "/instance/" {
+            assert_eq!(new.knock(&shard.leader).await.code(), Code::Unimplemented);
+            assert_eq!(old.knock(&shard.leader).await.code(), Code::Unauthenticated);
+        } else {
+            let tls = tls(&shard.site.bundle().await, Some((&renewed.client_certificate_pem, &operator.key)));
+            let line = dial(&shard.leader.advertised.operator, tls, Ipv4Addr::LOCALHOST).await.unwrap();
+            OperatorServiceClient::new(line.channel.clone()).list_groups(()).await.unwrap();
+            assert_refused(operator.client().list_groups(()).await, Code::Unauthenticated, "CERT_SUPERSEDED");
+        }
+        wait_for("the record is on its way", || n_puts < bucket.n_puts(part)).await;
+    }
+    bucket.hold(None);
 }

@@ -129,17 +129,28 @@ impl Auth {
             instance.registration.as_ref().is_some_and(|registration| registration.public_key == peer.public_key_der());
         if key_fits && cert.current.serial == peer.serial {
             if cert.previous.is_some() {
+                if let Some(entry) = self.term.world.lock().entries.get_mut(&id) {
+                    entry.used_serial = Some(cert.current.serial.clone());
+                }
                 self.retire_previous(id, &instance);
             }
             return Ok(());
         }
-        if key_fits && cert.previous.as_ref().is_some_and(|previous| previous.serial == peer.serial) {
+        let is_previous = cert.previous.as_ref().is_some_and(|previous| previous.serial == peer.serial);
+        if key_fits && is_previous && !self.is_used(id, &cert.current.serial) {
             return Ok(());
         }
         Err(superseded())
     }
 
-    /// The new certificate is in use: the old one need not pass any longer. The record follows in its own time.
+    /// Whether the agent was seen with this certificate in this term.
+    fn is_used(&self, id: InstanceId, serial: &str) -> bool {
+        let state = self.term.world.lock();
+        state.entries.get(&id).is_some_and(|entry| entry.used_serial.as_deref() == Some(serial))
+    }
+
+    /// The new certificate is in use: the old one passes no longer. Memory knows already, the record follows in its own
+    /// time.
     fn retire_previous(&self, id: InstanceId, instance: &Instance) {
         let serial = instance.cert.as_ref().map(|cert| cert.current.serial.clone());
         let term = self.term.clone();

@@ -87,6 +87,9 @@ pub struct Entry {
     pub died_at_mono: Option<Mono>,
     /// One writer at a time per record; the intent's write holds it too.
     pub writing: Arc<tokio::sync::Mutex<()>>,
+    /// The serial that was used last as the current one: from then on the one before it passes no longer, whatever
+    /// the record still says.
+    pub used_serial: Option<String>,
     /// Ends the agent's streams.
     pub cut: CancellationToken,
 }
@@ -119,6 +122,7 @@ impl Entry {
             next_attempt_at: None,
             died_at_mono: None,
             writing: Arc::default(),
+            used_serial: None,
             cut: CancellationToken::new(),
         }
     }
