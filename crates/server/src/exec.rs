@@ -12,7 +12,7 @@ use std::{sync::Arc, time::Duration};
 
 use nstance_core::{
     ids::{GroupRef, InstanceId},
-    instance::{Delete, Drain, Instance, Ownership, Phase},
+    instance::{Delete, Drain, DrainReason, Instance, Ownership, Phase},
     plan::{Action, DeleteReason, Planned},
     ports::provider::{DeleteHow, ProviderError, Vm, VmRef},
     snapshot::{BlockKind, Busy},
@@ -83,6 +83,12 @@ pub fn start(term: &Arc<Term>, planned: Planned) {
                     Some(it)
                 })
                 .await?;
+                if matches!(
+                    reason,
+                    DrainReason::ForcedExpiry | DrainReason::EligibleExpiry | DrainReason::OndemandExpiry
+                ) {
+                    term.tell(Tell::instance(Reason::ExpiryStarted, &group, instance, reason.as_str()));
+                }
                 let message = format!("drain for {} until {delete_at}", reason.as_str());
                 term.tell(Tell::instance(Reason::DrainStarted, &group, instance, message));
                 Ok(())

@@ -4,3 +4,4 @@ pub mod capacity;
 pub mod collect;
 pub mod observe;
 pub mod reconcile;
+pub mod rollouts;

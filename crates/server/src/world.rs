@@ -6,6 +6,7 @@
 mod balancers;
 mod brake;
 mod entry;
+mod failures;
 mod places;
 mod view;
 
@@ -30,9 +31,10 @@ use nstance_store::{rebuild::CorruptRecord, records::Versioned};
 pub use balancers::{Balance, Way};
 pub use brake::{BrakeMemory, BrakeSettings};
 pub use entry::{Describe, Entry, Facts, Link, Notice, StreamId};
+pub use failures::FailureMemory;
 pub use places::{Figure, Pair, Places, Room};
 
-use crate::term_clock::TermClock;
+use crate::{tasks::rollouts::RolloutMemory, term_clock::TermClock};
 
 /// How long after the agent port opened nobody counts as lost: a fleet needs its time to find a new leader.
 pub const RETURN_GRACE: Duration = Duration::from_secs(30);
@@ -90,6 +92,8 @@ pub struct GroupState {
     pub created: VecDeque<Timestamp>,
     pub sizes: VecDeque<(Timestamp, u32)>,
     pub never_registered_in_a_row: u32,
+    pub failures: FailureMemory,
+    pub rollout: RolloutMemory,
     /// Losses whose replacement has not been asked for yet: when each was noticed.
     pub losses: VecDeque<Mono>,
     pub holds: Vec<Hold>,
@@ -122,6 +126,8 @@ impl Default for GroupState {
             created: VecDeque::new(),
             sizes: VecDeque::new(),
             never_registered_in_a_row: 0,
+            failures: FailureMemory::default(),
+            rollout: RolloutMemory::default(),
             losses: VecDeque::new(),
             holds: Vec::new(),
             revision: 0,

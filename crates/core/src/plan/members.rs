@@ -261,6 +261,8 @@ pub struct Counts {
     pub unhealthy: u32,
     /// Of the group's present infra hash, and ready.
     pub updated: u32,
+    /// Members of another infra hash.
+    pub drifted: u32,
 }
 
 /// Who counts towards the group's size, by the rules the planner goes by.
@@ -277,6 +279,7 @@ pub fn counts(shard: &ShardView, group: &GroupRef, view: &GroupView, now: Timest
         let ready = standing.is_member() && scene.is_ready(it);
         counts.ready += u32::from(ready);
         counts.updated += u32::from(ready && !scene.is_drifted(it));
+        counts.drifted += u32::from(standing.is_member() && scene.is_drifted(it));
         counts.registered += u32::from(standing.is_member() && it.registered_at.is_some());
         counts.pending += u32::from(standing.is_member() && it.phase != Phase::Running);
         counts.draining += u32::from(matches!(standing, Standing::Draining | Standing::Deleting));

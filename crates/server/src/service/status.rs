@@ -6,7 +6,7 @@ use nstance_core::{
     group::Desired,
     ids::{GroupRef, InstanceId, Tenant},
     instance::{Ownership, Phase},
-    plan::{Hold, counts, members},
+    plan::{Counts, Hold, HoldKind, counts, members},
     snapshot::{GroupView, ShardView},
     time::Timestamp,
 };
@@ -89,7 +89,7 @@ fn group_status(
         pending_size: int(counts.pending),
         draining_size: int(counts.draining),
         unhealthy_size: int(counts.unhealthy),
-        rollout: None,
+        rollout: rollout(view, &counts, it.map(|it| it.holds.as_slice()).unwrap_or_default()),
         holds: it.map(|it| it.holds.iter().map(hold).collect()).unwrap_or_default(),
         runtime_hash: it.map(|it| it.runtime_hash.clone()).unwrap_or_default(),
         infra_hash: view.infra_hash.clone(),
@@ -103,6 +103,30 @@ fn group_status(
         registered_size: int(counts.registered),
         updated_size: int(counts.updated),
     }
+}
+
+/// How far the group is on its way to its infra hash, and what it waits for.
+fn rollout(view: &GroupView, counts: &Counts, holds: &[Hold]) -> Option<v1::RolloutStatus> {
+    let Desired::Known(size) = view.desired else { return None };
+    let waits = holds.iter().filter(|_| 0 < counts.drifted).find(|hold| {
+        matches!(
+            hold.kind,
+            HoldKind::RolloutPaused
+                | HoldKind::RolloutFailing
+                | HoldKind::BackingOff
+                | HoldKind::WaitingForDrain
+                | HoldKind::WaitingForReplacement
+                | HoldKind::WaitingForLb
+        )
+    });
+    Some(v1::RolloutStatus {
+        target_hash: view.infra_hash.clone(),
+        updated: int(counts.updated),
+        total: int(size),
+        paused: view.rollout_paused,
+        failures: int(view.failures.rollout_in_a_row),
+        reason: waits.map(|hold| format!("{}: {}", hold.kind.as_str(), hold.message)).unwrap_or_default(),
+    })
 }
 
 pub fn hold(hold: &Hold) -> v1::PlanHold {

@@ -18,6 +18,7 @@ use crate::{
     events::{Reason, Tell},
     exec,
     metrics::Metrics,
+    tasks::rollouts,
     term::Term,
 };
 
@@ -74,6 +75,7 @@ fn pass(term: &Arc<Term>, group: &GroupRef) -> Duration {
     // People are told once the effects are on their way.
     tell_holds(term, group, &plan.holds);
     tell_silence(term, group, &snapshot);
+    rollouts::tell(term, group, &snapshot, now);
     show(&term.shared.metrics, group, &snapshot, now);
     if !creates && plan.holds.is_empty() {
         // Nobody will be replaced for what was lost so far: a later loss must not be timed from an older one.

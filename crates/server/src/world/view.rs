@@ -6,7 +6,7 @@ use nstance_core::{
     group::Desired,
     ids::{GroupRef, InstanceId},
     instance::{Drain, Ownership},
-    snapshot::{Candidate, CreateWindow, DrainView, Failures, GroupView, InstanceView, ShardView, Snapshot},
+    snapshot::{Candidate, CreateWindow, DrainView, GroupView, InstanceView, ShardView, Snapshot},
     time::Timestamp,
 };
 
@@ -21,6 +21,13 @@ impl World {
         let now = self.now();
         let mut state = self.lock();
         let brake = state.brake(now);
+        let concerned: Vec<GroupRef> = match only {
+            Some(group) => vec![group.clone()],
+            None => state.groups.keys().cloned().collect(),
+        };
+        for group in &concerned {
+            state.remember_failures(group, now);
+        }
         let groups = state
             .groups
             .iter()
@@ -48,7 +55,7 @@ fn group_view(state: &State, group: &GroupRef, it: &GroupState, now: Timestamp) 
         rollout_paused: it.merged.as_ref().is_some_and(|merged| merged.rollout_paused),
         victims: it.victims.clone(),
         create_blocks: it.active_blocks(now),
-        failures: Failures::default(),
+        failures: it.failures.view(),
         window: window(state, it, now),
         instances,
         candidates: it

@@ -141,6 +141,8 @@ struct State {
     away: BTreeSet<InstanceId>,
     /// VMs whose agent never starts.
     deaf: BTreeSet<InstanceId>,
+    /// If set, VMs beside these come up without an agent.
+    heard: Option<BTreeSet<InstanceId>>,
     interval_ms: u32,
 }
 
@@ -164,6 +166,7 @@ impl Fleet {
             links: BTreeMap::new(),
             away: BTreeSet::new(),
             deaf: BTreeSet::new(),
+            heard: None,
             interval_ms,
         }));
         let mut task = JoinSet::new();
@@ -228,6 +231,15 @@ impl Fleet {
         reports.send(report).await.expect("an open stream");
     }
 
+    /// From here on new VMs come up without an agent, as with a broken template.
+    pub fn deafen_new(&self, site: &Site) {
+        self.state().heard = Some(site.standing().into_iter().collect());
+    }
+
+    pub fn hear_all(&self) {
+        self.state().heard = None;
+    }
+
     pub fn connected(&self) -> Vec<InstanceId> {
         self.state().links.keys().copied().collect()
     }
@@ -261,6 +273,7 @@ async fn step(site: &Site, state: &Mutex<State>) {
             .iter()
             .filter(|id| !state.links.contains_key(id) && !state.away.contains(id))
             .filter(|id| !state.deaf.contains(id))
+            .filter(|id| state.heard.as_ref().is_none_or(|heard| heard.contains(id)))
             .map(|id| (*id, state.agents.get(id).cloned()))
             .collect();
         (state.leader.clone(), state.interval_ms, wanted)

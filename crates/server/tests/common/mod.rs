@@ -10,13 +10,14 @@ pub mod fleet;
 pub mod meddler;
 pub mod operator;
 pub mod wire;
+pub mod witness;
 
 use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::PathBuf,
     sync::{
         Arc,
-        atomic::{AtomicI64, Ordering},
+        atomic::{AtomicI64, AtomicU64, Ordering},
     },
     time::Duration,
 };
@@ -104,24 +105,53 @@ pub struct Site {
     dir: TempDir,
 }
 
-/// The machine's clock, whose wall time can be set wrong.
+/// The machine's clock, whose wall time can be set wrong, and which can be ahead of it.
 #[derive(Default)]
-pub struct Jumpy(AtomicI64);
+pub struct Jumpy(AtomicI64, AtomicU64);
+
+/// The farthest that any test of this process leapt, in milliseconds.
+static FARTHEST: AtomicU64 = AtomicU64::new(0);
+
+/// The clock by which clients judge certificates. It is ahead of all servers, for what is valid is so for hours, and
+/// what a server issued after a leap must not be from the future.
+pub struct Ahead;
+
+impl Clock for Ahead {
+    fn now(&self) -> Timestamp {
+        SystemClock.now().plus(Duration::from_millis(FARTHEST.load(Ordering::SeqCst)))
+    }
+
+    fn monotonic(&self) -> Mono {
+        SystemClock.monotonic()
+    }
+}
 
 impl Jumpy {
+    fn leapt(&self) -> Duration {
+        Duration::from_millis(self.1.load(Ordering::SeqCst))
+    }
+
     /// Moves the wall clock by so many seconds.
     pub fn jump(&self, seconds: i64) {
         self.0.fetch_add(seconds * 1000, Ordering::SeqCst);
+    }
+
+    /// Lets time pass that nobody waits for. Sleepers do not notice; who is woken for another reason finds it past, and
+    /// a leader's next renewal, whose lease ran out meanwhile, wakes everybody.
+    pub fn leap(&self, by: Duration) {
+        let millis = u64::try_from(by.as_millis()).expect("not for ever");
+        let leapt = self.1.fetch_add(millis, Ordering::SeqCst) + millis;
+        FARTHEST.fetch_max(leapt, Ordering::SeqCst);
     }
 }
 
 impl Clock for Jumpy {
     fn now(&self) -> Timestamp {
-        Timestamp::from_millis(SystemClock.now().as_millis() + self.0.load(Ordering::SeqCst))
+        Timestamp::from_millis(SystemClock.now().as_millis() + self.0.load(Ordering::SeqCst)).plus(self.leapt())
     }
 
     fn monotonic(&self) -> Mono {
-        SystemClock.monotonic()
+        SystemClock.monotonic() + self.leapt()
     }
 }
 

@@ -11,7 +11,6 @@ use hyper_util::rt::TokioIo;
 use nstance_core::ports::clock::Entropy;
 use nstance_identity::{ca::Bundle, keys::KeyPair, tls::client_config};
 use nstance_proto::v1::{self, registration_service_client::RegistrationServiceClient};
-use nstance_rt::clock::SystemClock;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -24,7 +23,7 @@ use tonic::{
 };
 use tower::service_fn;
 
-use super::Shard;
+use super::{Ahead, Shard};
 
 /// One connection; it can be cut as a dying machine cuts it.
 pub struct Line {
@@ -40,7 +39,7 @@ impl Line {
 }
 
 pub fn tls(bundle: &Bundle, identity: Option<(&[u8], &KeyPair)>) -> Arc<ClientConfig> {
-    client_config(bundle, identity, Arc::new(SystemClock)).expect("TLS settings")
+    client_config(bundle, identity, Arc::new(Ahead)).expect("TLS settings")
 }
 
 /// Connects from this address of the machine. An error in words: what is refused in a handshake has no code.
