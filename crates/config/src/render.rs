@@ -7,6 +7,7 @@ mod data;
 mod eval;
 mod fault;
 mod funcs;
+mod images;
 mod program;
 mod sample;
 mod scan;
@@ -18,6 +19,7 @@ use nstance_core::value::{Object, Value};
 pub use self::{
     data::{Context, InstanceData, RenderData},
     fault::RenderErrorKind,
+    images::images_of,
 };
 pub(crate) use self::{fault::Fault, program::Program, sample::sample_data};
 use crate::{

@@ -169,6 +169,16 @@ impl FakeProvider {
         self.cloud().add_stranger(provider_id, instance, tags, now, at);
     }
 
+    /// Publishes an image, newer than all there are.
+    pub fn publish_image(&self, name: &str, id: &str) {
+        self.cloud().images.push((name.to_owned(), id.to_owned()));
+    }
+
+    /// Withdraws every image of that name that was published.
+    pub fn withdraw_image(&self, name: &str) {
+        self.cloud().images.retain(|(it, _)| it != name);
+    }
+
     fn change(&self, instance: InstanceId, change: impl Fn(&FakeOptions, &mut FakeVm, Mono)) -> bool {
         let now = self.now();
         let mut changed = false;
@@ -425,14 +435,16 @@ impl Provider for FakeProvider {
     async fn resolve_image(&self, query: &ImageQuery) -> Result<Option<String>, ProviderError> {
         let names = query.filters.get("name");
         let fits = |name: &str| names.is_none_or(|names| names.iter().any(|pattern| glob(pattern, name)));
-        let mut images: Vec<&(String, String)> =
-            self.shared.options.images.iter().filter(|(name, _)| fits(name)).collect();
-        if query.by_name {
-            images.sort();
-        }
-        let chosen = if query.ascending { images.first() } else { images.last() };
-        let chosen = chosen.map(|(_, id)| id.clone());
-        self.call(Op::ResolveImage, About::default(), |_, _| Ok(chosen)).await
+        self.call(Op::ResolveImage, About::default(), |cloud, _| {
+            let images = self.shared.options.images.iter().chain(&cloud.images);
+            let mut images: Vec<&(String, String)> = images.filter(|(name, _)| fits(name)).collect();
+            if query.by_name {
+                images.sort();
+            }
+            let chosen = if query.ascending { images.first() } else { images.last() };
+            Ok(chosen.map(|(_, id)| id.clone()))
+        })
+        .await
     }
 
     async fn lb_register(&self, permit: Permit, lb: &LbKey, vm: &VmRef) -> Result<(), ProviderError> {

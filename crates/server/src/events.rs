@@ -81,6 +81,8 @@ reasons! {
     ExpiryStarted Info,
     HoldStarted Info,
     HoldCleared Info,
+    ImageResolved Info,
+    ImageFailed Warning,
     ConfigApplied Info,
     ConfigRejected Error,
     CertificateIssued Info,

@@ -2,6 +2,7 @@
 
 pub mod capacity;
 pub mod collect;
+pub mod images;
 pub mod observe;
 pub mod reconcile;
 pub mod rollouts;

@@ -7,6 +7,7 @@ mod balancers;
 mod brake;
 mod entry;
 mod failures;
+mod images;
 mod places;
 mod view;
 
@@ -16,7 +17,7 @@ use std::{
     time::Duration,
 };
 
-use nstance_config::{MergedGroup, model::Server};
+use nstance_config::{MergedGroup, model::Server, render::images_of};
 use nstance_core::{
     group::Desired,
     ids::{GroupRef, InstanceId, LbKey, Tenant},
@@ -32,6 +33,7 @@ pub use balancers::{Balance, Way};
 pub use brake::{BrakeMemory, BrakeSettings};
 pub use entry::{Describe, Entry, Facts, Link, Notice, StreamId};
 pub use failures::FailureMemory;
+pub use images::Images;
 pub use places::{Figure, Pair, Places, Room};
 
 use crate::{tasks::rollouts::RolloutMemory, term_clock::TermClock};
@@ -71,6 +73,7 @@ pub struct State {
     pub requests: BTreeMap<(Tenant, String), InstanceId>,
     /// Instances whose records were removed in this term: their ids are used up all the same.
     pub purged: VecDeque<InstanceId>,
+    pub images: Images,
     /// Load balancers that somebody looks at until nobody drains out of them.
     pub watched_balancers: BTreeSet<LbKey>,
 }
@@ -79,6 +82,8 @@ pub struct State {
 pub struct GroupState {
     pub desired: Desired,
     pub merged: Option<Arc<MergedGroup>>,
+    /// Names of the images that it cannot be made without.
+    pub images: BTreeSet<String>,
     pub infra_hash: String,
     pub runtime_hash: String,
     pub members: BTreeSet<InstanceId>,
@@ -115,6 +120,7 @@ impl Default for GroupState {
         Self {
             desired: Desired::Unknown,
             merged: None,
+            images: BTreeSet::new(),
             infra_hash: String::new(),
             runtime_hash: String::new(),
             members: BTreeSet::new(),
@@ -168,6 +174,7 @@ impl World {
             places: Places::default(),
             requests: BTreeMap::new(),
             purged: VecDeque::new(),
+            images: Images::new(clock.started_at()),
             watched_balancers: BTreeSet::new(),
         };
         Self { clock, state: Mutex::new(state) }
@@ -228,6 +235,7 @@ impl World {
                 it.sizes.push_back((now, size));
             }
             it.desired = asked.desired;
+            it.images = asked.merged.as_deref().map(images_of).unwrap_or_default();
             it.merged = asked.merged;
             it.infra_hash = asked.infra_hash;
             it.runtime_hash = asked.runtime_hash;

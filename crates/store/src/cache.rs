@@ -25,7 +25,7 @@ use rusqlite::{Connection, OptionalExtension as _, Transaction, params};
 use crate::records::groups::GroupsFile;
 
 /// Raised with every change of the tables below; an older file is set aside, not migrated.
-const SCHEMA: i64 = 1;
+const SCHEMA: i64 = 2;
 
 /// Events kept; older ones go.
 const MAX_EVENTS: i64 = 10_000;
@@ -58,7 +58,8 @@ const TABLES: &str = "
     CREATE TABLE operators (
         tenant TEXT NOT NULL, id TEXT NOT NULL, etag TEXT NOT NULL, body BLOB NOT NULL, fetched_at INTEGER NOT NULL,
         PRIMARY KEY (tenant, id)) WITHOUT ROWID;
-    CREATE TABLE images (name TEXT PRIMARY KEY, id TEXT NOT NULL, resolved_at INTEGER NOT NULL) WITHOUT ROWID;
+    CREATE TABLE images (
+        name TEXT PRIMARY KEY, query TEXT NOT NULL, id TEXT NOT NULL, resolved_at INTEGER NOT NULL) WITHOUT ROWID;
     CREATE TABLE userdata (
         url TEXT PRIMARY KEY, etag TEXT, body BLOB NOT NULL, fetched_at INTEGER NOT NULL) WITHOUT ROWID;
     CREATE TABLE events (n INTEGER PRIMARY KEY AUTOINCREMENT, at INTEGER NOT NULL, body BLOB NOT NULL);
@@ -96,6 +97,15 @@ pub struct CachedEvent {
     pub n: u64,
     pub at: Timestamp,
     pub body: Vec<u8>,
+}
+
+/// The last good answer to the lookup of an image.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CachedImage {
+    pub name: String,
+    /// What was asked: the answer is to this question and no other.
+    pub query: String,
+    pub id: String,
 }
 
 pub struct Cache {
@@ -287,6 +297,25 @@ impl Cache {
     pub fn is_empty(&self) -> Result<bool, CacheError> {
         let connection = self.connection();
         self.told(connection.query_row("SELECT NOT EXISTS (SELECT 1 FROM objects)", [], |row| row.get(0)))
+    }
+
+    pub fn put_image(&self, image: &CachedImage, now: Timestamp) -> Result<(), CacheError> {
+        self.transact(|transaction| {
+            let CachedImage { name, query, id } = image;
+            let row = params![name, query, id, now.as_millis()];
+            transaction.execute("INSERT OR REPLACE INTO images VALUES (?1, ?2, ?3, ?4)", row).map(drop)
+        })
+    }
+
+    /// Every image that was ever found, in the order of their names.
+    pub fn images(&self) -> Result<Vec<CachedImage>, CacheError> {
+        let connection = self.connection();
+        self.told((|| {
+            let mut statement = connection.prepare_cached("SELECT name, query, id FROM images ORDER BY name")?;
+            let rows = statement
+                .query_map([], |row| Ok(CachedImage { name: row.get(0)?, query: row.get(1)?, id: row.get(2)? }))?;
+            rows.collect()
+        })())
     }
 
     pub fn append_event(&self, at: Timestamp, body: &[u8]) -> Result<u64, CacheError> {

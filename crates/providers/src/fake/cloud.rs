@@ -81,6 +81,8 @@ pub(super) struct Cloud {
     /// Key, member, one entry for each target group.
     balancers: BTreeMap<LbKey, BTreeMap<InstanceId, Vec<Target>>>,
     pub(super) addresses: BTreeMap<IpAddr, String>,
+    /// Name and id of what was published since the cloud began, oldest first.
+    pub(super) images: Vec<(String, String)>,
     /// Throttling: tokens left, in thousandths, and when they were counted.
     bucket: Option<(u64, Mono)>,
 }

@@ -219,6 +219,13 @@ async fn limits_protection_and_outages_hold() {
     };
     assert_eq!(fake.resolve_image(&query(false)).await.unwrap().as_deref(), Some("img-2"));
     assert_eq!(fake.resolve_image(&query(true)).await.unwrap().as_deref(), Some("img-1"));
+    pass(1).await;
+    fake.publish_image("al-3", "img-4");
+    assert_eq!(fake.resolve_image(&query(false)).await.unwrap().as_deref(), Some("img-4"));
+    fake.withdraw_image("al-3");
+    assert_eq!(fake.resolve_image(&query(false)).await.unwrap().as_deref(), Some("img-2"));
+    let none = ImageQuery { filters: [("name".to_owned(), vec!["bsd-*".to_owned()])].into(), ..query(false) };
+    assert_eq!(fake.resolve_image(&none).await.unwrap(), None);
     fake.outage(true);
     assert_eq!(create(&fake, 3).await.unwrap_err(), ErrorClass::Unavailable);
     pass(5).await;

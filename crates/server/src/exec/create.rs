@@ -1,11 +1,11 @@
 //! Making an instance. Where asking twice makes one, the intent and the call start together: no instance waits for a
 //! storage round trip that protects nothing. Elsewhere the intent comes first.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use nstance_config::{
     GroupLayer, MergedGroup, OnDemandLayer,
-    render::{InstanceData, RenderData, render_args, render_userdata},
+    render::{InstanceData, RenderData, images_of, render_args, render_userdata},
 };
 use nstance_core::{
     ids::{GroupRef, InstanceId, uuid_v7},
@@ -37,6 +37,9 @@ use crate::{
 /// Limit of one create call. Providers that are slower by nature say so by their own deadline inside it.
 const CREATE: Duration = Duration::from_secs(120);
 
+/// Between the ids of several images in a record, which has one field for them. No provider uses it in an id.
+const IMAGES: &str = ",";
+
 /// Life of a nonce where registrations are not timed.
 const NONCE_LIFE: Duration = Duration::from_secs(3600);
 
@@ -60,9 +63,8 @@ pub(super) fn begin(term: &Arc<Term>, group: &GroupRef, reason: CreateReason, pr
     };
     let it = state.group(group);
     let cause = if reason == CreateReason::Replacement { it.losses.pop_front() } else { None };
-    let instance =
-        Instance { infra_hash, runtime_hash, reason, ..intent(term, &merged, mint(term, &merged, now), pair, now) };
-    let id = instance.id;
+    let id = mint(term, &merged, now);
+    let instance = Instance { infra_hash, runtime_hash, reason, ..intent(term, &state, &merged, id, pair, now) };
     state.insert(Facts::Intent(instance.clone()), now);
     let Some(entry) = state.entries.get_mut(&id) else { return };
     entry.busy = Some(Busy::Creating);
@@ -88,7 +90,14 @@ fn mint(term: &Term, merged: &MergedGroup, now: Timestamp) -> InstanceId {
 }
 
 /// The first facts of an instance. Its hashes and its reason are the caller's to say.
-fn intent(term: &Term, merged: &MergedGroup, id: InstanceId, pair: Pair, now: Timestamp) -> Instance {
+fn intent(
+    term: &Term,
+    state: &State,
+    merged: &MergedGroup,
+    id: InstanceId,
+    pair: Pair,
+    now: Timestamp,
+) -> Instance {
     let applied = term.applied();
     let life = applied.config.server.garbage_collection.registration_timeout;
     let life = if life.is_zero() { NONCE_LIFE } else { life };
@@ -111,7 +120,7 @@ fn intent(term: &Term, merged: &MergedGroup, id: InstanceId, pair: Pair, now: Ti
         config_etag: applied.etag.to_string(),
         instance_type: pair.instance_type,
         subnet: pair.subnet,
-        image: None,
+        image: state.images.ids(&images_of(merged)).map(|ids| ids.join(IMAGES)),
         nonce: NonceFact { jti, expires_at: now.plus(life), used_at: None },
         provider: ProviderFact { kind: term.shared.provider.kind().to_owned(), ..ProviderFact::default() },
         create_failure: None,
@@ -155,7 +164,7 @@ pub fn on_demand(
         infra_hash: merged.infra_hash(),
         runtime_hash: merged.runtime_hash(Some(term.shared.authority.bundle_pem().as_bytes())),
         request: Some(request),
-        ..intent(term, merged, id, pair, now)
+        ..intent(term, state, merged, id, pair, now)
     };
     Some(OnDemand { instance, not_before })
 }
@@ -713,8 +722,8 @@ fn spec(term: &Term, instance: &Instance, merged: &MergedGroup) -> Result<VmSpec
             ..InstanceData::default()
         },
         vars: merged.vars.clone(),
+        images: images(term, instance, merged),
         nonce: nonce.clone(),
-        ..RenderData::default()
     };
     let args = render_args(merged, &data).map_err(|error| format!("args: {}", Chain(&error)))?;
     let userdata = render_userdata(merged, &data).map_err(|error| format!("userdata: {}", Chain(&error)))?;
@@ -743,6 +752,18 @@ fn spec(term: &Term, instance: &Instance, merged: &MergedGroup) -> Result<VmSpec
         },
         reserved_id: instance.provider.reserved_id.clone(),
     })
+}
+
+/// The images an instance is made from: those of its record, whatever their names stand for by now. One whose record
+/// tells nothing takes what there is; a name that is not known is left out, and so cannot be rendered.
+fn images(term: &Term, instance: &Instance, merged: &MergedGroup) -> BTreeMap<String, String> {
+    let names = images_of(merged);
+    let recorded: Vec<String> =
+        instance.image.iter().flat_map(|ids| ids.split(IMAGES)).map(ToOwned::to_owned).collect();
+    let ids = Some(recorded)
+        .filter(|ids| ids.len() == names.len() && ids.iter().all(|id| !id.is_empty()))
+        .or_else(|| term.world.lock().images.ids(&names));
+    names.into_iter().zip(ids.unwrap_or_default()).collect()
 }
 
 /// The record of a VM that has none: read from the store if it is there after all, else made from the tags.

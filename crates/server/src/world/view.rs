@@ -54,7 +54,7 @@ fn group_view(state: &State, group: &GroupRef, it: &GroupState, now: Timestamp) 
         load_balancers: it.merged.as_ref().map(|merged| merged.load_balancers.clone()).unwrap_or_default(),
         rollout_paused: it.merged.as_ref().is_some_and(|merged| merged.rollout_paused),
         victims: it.victims.clone(),
-        create_blocks: it.active_blocks(now),
+        create_blocks: it.active_blocks(now).into_iter().chain(state.images.block(&it.images)).collect(),
         failures: it.failures.view(),
         window: window(state, it, now),
         instances,

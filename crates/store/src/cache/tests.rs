@@ -109,6 +109,19 @@ fn settings_hold_on_the_connection_in_use() {
 }
 
 #[test]
+fn the_last_good_image_is_kept_with_the_question_it_answers() {
+    let dir = tempfile::tempdir().unwrap();
+    let image =
+        |name: &str, query: &str, id: &str| CachedImage { name: name.into(), query: query.into(), id: id.into() };
+    let cache = open(dir.path());
+    for it in [image("web", "q1", "ami-1"), image("db", "q", "ami-9"), image("web", "q2", "ami-2")] {
+        cache.put_image(&it, Timestamp::EPOCH).unwrap();
+    }
+    drop(cache);
+    assert_eq!(open(dir.path()).images().unwrap(), [image("db", "q", "ami-9"), image("web", "q2", "ami-2")]);
+}
+
+#[test]
 fn old_events_make_room_for_new_ones() {
     let dir = tempfile::tempdir().unwrap();
     let cache = open(dir.path());
