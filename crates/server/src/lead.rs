@@ -36,7 +36,7 @@ use crate::{
         config::{Applied, asked},
         groups::Groups,
     },
-    tasks::{capacity, collect, observe},
+    tasks::{capacity, collect, images, observe},
     term::{Advertised, Shared, Term},
     term_clock::TermClock,
     vitals::Role,
@@ -244,6 +244,7 @@ async fn lead(
             return;
         }
     };
+    images::start(&term, cache.clone());
     shared.vitals.clear("term");
     shared.vitals.set_role(Role::Leading, term.epoch());
     shared.vitals.set_serving(true);
