@@ -31,7 +31,7 @@ use nstance_store::{rebuild::CorruptRecord, records::Versioned};
 
 pub use balancers::{Balance, Way};
 pub use brake::{BrakeMemory, BrakeSettings};
-pub use entry::{Describe, Entry, Facts, Link, Notice, StreamId};
+pub use entry::{Describe, Entry, Facts, Link, Notice, StreamId, is_terminal};
 pub use failures::FailureMemory;
 pub use images::Images;
 pub use places::{Figure, Pair, Places, Room};
@@ -55,6 +55,7 @@ pub struct State {
     pub settings: Settings,
     pub runaway_window: Duration,
     pub health_check_interval: Duration,
+    pub shutdown_grace: Duration,
     /// For groups that say nothing else, those being deleted included.
     pub default_drain_timeout: Duration,
     pub entries: BTreeMap<InstanceId, Entry>,
@@ -161,6 +162,7 @@ impl World {
             settings: settings(server),
             runaway_window: server.safety.runaway_window,
             health_check_interval: server.health_check_interval,
+            shutdown_grace: server.shutdown_grace,
             default_drain_timeout: server.default_drain_timeout,
             entries: BTreeMap::new(),
             groups: BTreeMap::new(),
@@ -186,6 +188,7 @@ impl World {
         state.settings = settings(server);
         state.runaway_window = server.safety.runaway_window;
         state.health_check_interval = server.health_check_interval;
+        state.shutdown_grace = server.shutdown_grace;
         state.default_drain_timeout = server.default_drain_timeout;
         state.brake_settings = brake_settings(server);
     }

@@ -39,7 +39,14 @@ pub(super) fn choose<'a>(
             *first = Some((at, pair));
         }
     };
-    for pair in pairs {
+    let (avoided, others): (Vec<&Pair>, Vec<&Pair>) =
+        pairs.iter().partition(|pair| places.is_avoided(&pair.subnet, now));
+    let n_others = others.len();
+    for (n, pair) in others.into_iter().chain(avoided).enumerate() {
+        // Where machines are taken back we go last, after what is merely not known.
+        if n == n_others && unsure.is_some() {
+            break;
+        }
         if let Some(end) = places.penalty(pair, now) {
             n_penalised += 1;
             ends(&mut first, end, pair);
@@ -151,6 +158,36 @@ mod tests {
         assert_eq!(chosen(&places, T0), Some(pair("b", "big")));
         places.learn("b", SubnetFree::Free(3), T0);
         assert_eq!(chosen(&places, T0), Some(pair("a", "big")));
+    }
+
+    #[test]
+    fn a_subnet_whose_machines_are_taken_back_goes_last_for_half_an_hour() {
+        let mut places = Places::default();
+        for n in [0, 1] {
+            places.taken(pair("a", "big"), at(n));
+        }
+        places.taken(pair("a", "small"), at(2));
+        assert_eq!(chosen(&places, at(2)), Some(pair("a", "big")), "three, but not of one choice");
+        places.taken(pair("a", "big"), at(601));
+        assert_eq!(chosen(&places, at(601)), Some(pair("a", "big")), "the first is too long ago");
+        places.taken(pair("a", "big"), at(601));
+        assert_eq!(chosen(&places, at(601)), Some(pair("b", "big")));
+        for instance_type in ["big", "small"] {
+            places.penalise(pair("b", instance_type), at(700));
+        }
+        assert_eq!(chosen(&places, at(700)), Some(pair("a", "big")), "last, but not left out");
+        assert_eq!(chosen(&places, at(601 + 1799)), Some(pair("b", "big")));
+        assert_eq!(chosen(&places, at(601 + 1800)), Some(pair("a", "big")));
+    }
+
+    #[test]
+    fn what_is_not_known_goes_before_where_machines_are_taken_back() {
+        let mut places = Places::default();
+        for _ in 0..3 {
+            places.taken(pair("a", "big"), T0);
+        }
+        places.learn("a", SubnetFree::Unlimited, T0);
+        assert_eq!(chosen(&places, T0), Some(pair("b", "big")));
     }
 
     #[test]

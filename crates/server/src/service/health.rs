@@ -8,6 +8,7 @@ use std::{sync::Arc, time::Duration};
 use nstance_core::{
     ids::{GroupRef, InstanceId},
     instance::Health,
+    ports::provider::VmRef,
     time::Timestamp,
 };
 use nstance_proto::v1;
@@ -16,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 use crate::{
     events::{Reason, Tell},
     term::Term,
-    world::{Notice, StreamId},
+    world::{Notice, Pair, StreamId, is_terminal},
 };
 
 /// An agent that announced its own restart is expected back for this long before anybody looks.
@@ -89,6 +90,7 @@ impl Session {
         term.shared.metrics.reports.inc();
         let mut wake = false;
         let mut told = None;
+        let mut look = None;
         {
             let mut state = term.world.lock();
             let Some(entry) = state.entries.get_mut(instance) else { return };
@@ -96,9 +98,12 @@ impl Session {
             if link.stream != Some(*id) {
                 return;
             }
+            let mut taken = false;
             if let Some(notice) = &report.termination_notice {
+                let was_taken = link.notice.as_ref().is_some_and(|old| is_terminal(&old.action));
                 told = note(link, notice, now);
                 wake |= told.is_some();
+                taken = told.is_some() && is_terminal(&notice.action) && !was_taken;
             }
             // The first report makes a member ready; one after silence brings it back.
             let late = !link.interval.is_zero() && link.interval.saturating_mul(3) <= now.since(link.last_seen);
@@ -109,7 +114,21 @@ impl Session {
             if !report.config_hash.is_empty() {
                 link.config_hash.clone_from(&report.config_hash);
             }
+            // A host on its way down is looked at from now on, again and again, while its agent can still speak.
+            let shuts_down = told.is_some() && link.notice.as_ref().is_some_and(|notice| notice.action == "shutdown");
+            if shuts_down && !entry.describe.in_flight {
+                entry.describe.in_flight = true;
+                entry.describe.due = None;
+                entry.describe.tries = 0;
+                look = Some(entry.vm_ref());
+            }
+            if taken {
+                let it = entry.instance();
+                let pair = Pair { subnet: it.subnet.clone(), instance_type: it.instance_type.clone() };
+                state.places.taken(pair, now);
+            }
         }
+        term.observer.look(look.into_iter().collect());
         if let Some((reason, message)) = told {
             term.tell(Tell::instance(reason, group, *instance, message));
         }
@@ -147,7 +166,7 @@ impl Stream {
     fn end(self) {
         let Self { term, group, instance, id } = self;
         let (now, mono) = (term.now(), term.world.clock().monotonic());
-        let look = {
+        let (look, leaving) = {
             let mut state = term.world.lock();
             let current = state.entries.get(&instance).map(|entry| entry.link.stream == Some(id));
             if current == Some(false) {
@@ -162,7 +181,7 @@ impl Stream {
             entry.link.superseded = None;
             let leaving = entry.link.notice.as_ref().is_some_and(|notice| notice.action == "leave");
             entry.link.lost_at = Some(if leaving { now.plus(LEAVE_GRACE) } else { now });
-            entry.link.lost_at_mono = Some(mono);
+            entry.link.lost_at_mono = (!leaving).then_some(mono);
             let look = if leaving || entry.describe.in_flight {
                 None
             } else {
@@ -172,7 +191,7 @@ impl Stream {
                 Some(entry.vm_ref())
             };
             state.lost.insert(instance);
-            look
+            (look, leaving)
         };
         term.shared.metrics.agents_connected.dec();
         if term.tasks.is_stopping() {
@@ -180,8 +199,24 @@ impl Stream {
         }
         // The look first: an event is told to people, who are slower than a provider.
         term.observer.look(look.into_iter().collect());
-        term.tell(Tell::instance(Reason::InstanceLost, &group, instance, "report stream ended"));
+        if !leaving {
+            term.tell(Tell::instance(Reason::InstanceLost, &group, instance, "report stream ended"));
+        }
         term.wake(&group);
+    }
+}
+
+/// Tells of agents that are looked for because they did not come back from a restart they announced.
+pub fn tell_left(term: &Term, group: &GroupRef, looks: &[VmRef]) {
+    for vm in looks {
+        let mono = term.world.clock().monotonic();
+        {
+            let mut state = term.world.lock();
+            let Some(entry) = state.entries.get_mut(&vm.instance).filter(|entry| entry.left()) else { continue };
+            entry.link.lost_at_mono = Some(mono);
+        }
+        let message = "agent did not come back from its restart";
+        term.tell(Tell::instance(Reason::InstanceLost, group, vm.instance, message));
     }
 }
 

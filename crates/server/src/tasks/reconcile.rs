@@ -18,6 +18,7 @@ use crate::{
     events::{Reason, Tell},
     exec,
     metrics::Metrics,
+    service::health,
     tasks::rollouts,
     term::Term,
 };
@@ -44,6 +45,7 @@ pub async fn work(term: Arc<Term>, group: GroupRef, wake: Arc<Notify>) {
 /// counts them. Answers how long to wait without an event.
 fn pass(term: &Arc<Term>, group: &GroupRef) -> Duration {
     let due = term.world.take_due_looks(group);
+    health::tell_left(term, group, &due);
     term.observer.look(due);
     let started = term.world.clock().monotonic();
     let (snapshot, now) = term.world.snapshot(Some(group));

@@ -182,6 +182,18 @@ impl Entry {
         }
     }
 
+    /// When an agent that announced its host's end, and went, is not expected back any more.
+    fn shut_down_at(&self, state: &State) -> Option<Timestamp> {
+        let notice = self.link.notice.as_ref().filter(|notice| notice.action == "shutdown")?;
+        self.link.stream.is_none().then(|| notice.at.plus(state.shutdown_grace))
+    }
+
+    /// Went with the word that it would be back, and nobody has been told yet that it was not.
+    pub fn left(&self) -> bool {
+        let is_leave = self.link.notice.as_ref().is_some_and(|notice| notice.action == "leave");
+        is_leave && self.link.stream.is_none() && self.link.lost_at_mono.is_none()
+    }
+
     pub fn health(&self, state: &State, now: Timestamp) -> Health {
         // A machine that was adopted without its agent's word is waited for like one that was lost: it had its time to
         // register before we knew of it.
@@ -194,6 +206,9 @@ impl Entry {
             // Google tells no deadline and gives 30 s.
             let preempted = (notice.action == "preempt").then(|| notice.at.plus(PREEMPT));
             return Health::Terminating { noticed_at: notice.at, deadline: notice.deadline.or(preempted) };
+        }
+        if let Some(since) = self.shut_down_at(state).filter(|at| *at <= now) {
+            return Health::Silent { since };
         }
         let late = self.deadline().filter(|deadline| *deadline <= now);
         if self.link.stream.is_some() {
@@ -219,7 +234,7 @@ impl Entry {
             return None;
         }
         let lost = if self.link.stream.is_none() { self.lost_since(state) } else { None };
-        [self.deadline(), lost].into_iter().flatten().filter(|at| now < *at).min()
+        [self.deadline(), lost, self.shut_down_at(state)].into_iter().flatten().filter(|at| now < *at).min()
     }
 
     /// Whether somebody must look at its VM now.
@@ -248,6 +263,6 @@ impl Entry {
 }
 
 /// The VM will end. Advice (`rebalance`, `maintenance`) and the agent's own stop (`shutdown`, `leave`) are not that.
-pub(super) fn is_terminal(action: &str) -> bool {
+pub fn is_terminal(action: &str) -> bool {
     matches!(action, "terminate" | "stop" | "hibernate" | "preempt")
 }

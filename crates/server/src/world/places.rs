@@ -1,7 +1,10 @@
 //! What is known of the places where instances can be made: which choices failed lately, and how many addresses a
 //! subnet has left. Shard-wide, for what one group learned spares the others the same refusal.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, VecDeque},
+    time::Duration,
+};
 
 use nstance_config::MergedGroup;
 use nstance_core::{ports::provider::SubnetFree, snapshot::Busy, time::Timestamp};
@@ -10,6 +13,12 @@ use super::State;
 
 /// How long a choice that had no capacity is passed over.
 const PENALTY: Duration = Duration::from_secs(180);
+
+/// So many machines of one choice that are taken back within `TAKEN_WINDOW` mean that the provider wants it for others:
+/// its subnet goes last for `AVOIDED`.
+const TAKEN: usize = 3;
+const TAKEN_WINDOW: Duration = Duration::from_secs(600);
+const AVOIDED: Duration = Duration::from_secs(1800);
 
 /// How long a subnet's figure is believed.
 const BELIEVED: Duration = Duration::from_secs(30);
@@ -52,6 +61,10 @@ pub enum Room {
 pub struct Places {
     penalties: BTreeMap<Pair, Timestamp>,
     subnets: BTreeMap<String, (SubnetFree, Timestamp)>,
+    /// When machines of each choice were announced to be taken back.
+    taken: BTreeMap<Pair, VecDeque<Timestamp>>,
+    /// Subnets that go last, and until when.
+    avoided: BTreeMap<String, Timestamp>,
 }
 
 impl Places {
@@ -59,6 +72,24 @@ impl Places {
     pub fn penalise(&mut self, pair: Pair, now: Timestamp) {
         self.penalties.retain(|_, until| now < *until);
         self.penalties.insert(pair, now.plus(PENALTY));
+    }
+
+    /// Notes that a machine of this choice is taken back.
+    pub fn taken(&mut self, pair: Pair, now: Timestamp) {
+        self.avoided.retain(|_, until| now < *until);
+        self.taken.retain(|_, times| times.back().is_some_and(|at| now.since(*at) <= TAKEN_WINDOW));
+        let subnet = pair.subnet.clone();
+        let times = self.taken.entry(pair).or_default();
+        times.retain(|at| now.since(*at) <= TAKEN_WINDOW);
+        times.push_back(now);
+        if TAKEN <= times.len() {
+            self.avoided.insert(subnet, now.plus(AVOIDED));
+        }
+    }
+
+    /// Whether the subnet goes last.
+    pub fn is_avoided(&self, subnet: &str, now: Timestamp) -> bool {
+        self.avoided.get(subnet).is_some_and(|until| now < *until)
     }
 
     /// Until when the choice is passed over, if it is.

@@ -19,7 +19,7 @@ use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
 use super::{
-    Shard, Site, tenant, wait_for,
+    Shard, Site, tenant, wait_for, wait_until,
     wire::{Line, dial, new_key, register_operator, tls},
 };
 
@@ -79,6 +79,16 @@ impl Operator {
     /// For calls that may be refused.
     pub fn client(&self) -> OperatorServiceClient<Channel> {
         self.client.clone()
+    }
+
+    /// Lets time pass and wakes the group `web`. The lease runs out meanwhile, so the change that wakes is made once it
+    /// is renewed.
+    pub async fn leap(&self, site: &Site, by: Duration) {
+        site.clock.leap(by);
+        let vars = [("Leapt".to_owned(), site.now().as_millis().to_string())].into();
+        let config = Some(v1::GroupConfig { vars, ..v1::GroupConfig::default() });
+        let request = v1::UpsertGroupRequest { key: "web".to_owned(), config, ..v1::UpsertGroupRequest::default() };
+        wait_until("the group is woken", async || self.client().upsert_group(request.clone()).await.is_ok()).await;
     }
 
     pub async fn group(&self, key: &str) -> v1::GroupStatus {
