@@ -169,6 +169,16 @@ impl FakeProvider {
         self.cloud().add_stranger(provider_id, instance, tags, now, at);
     }
 
+    /// Takes the tags of the instance's VMs away, all but those that say whose they are.
+    pub fn spoil_tags(&self, instance: InstanceId) -> bool {
+        self.change(instance, |_, vm, _| vm.tags = None)
+    }
+
+    /// Puts an instance into a load balancer, as a person at the console would.
+    pub fn put_in_balancer(&self, lb: &LbKey, instance: InstanceId) {
+        self.cloud().register(&self.shared.options, lb, instance, usize::MAX);
+    }
+
     /// Publishes an image, newer than all there are.
     pub fn publish_image(&self, name: &str, id: &str) {
         self.cloud().images.push((name.to_owned(), id.to_owned()));

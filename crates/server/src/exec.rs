@@ -12,7 +12,7 @@ use std::{sync::Arc, time::Duration};
 
 use nstance_core::{
     ids::{GroupRef, InstanceId},
-    instance::{Delete, Drain, DrainReason, Instance, Ownership, Phase},
+    instance::{Delete, Drain, DrainReason, Instance, Ownership, Phase, Seen},
     plan::{Action, DeleteReason, Planned},
     ports::provider::{DeleteHow, ProviderError, Vm, VmRef},
     snapshot::{BlockKind, Busy},
@@ -258,6 +258,40 @@ pub fn is_unconfirmed(entry: &Entry) -> bool {
     matches!(entry.facts, Facts::Durable(_))
         && entry.instance().provider.confirmed_at.is_none()
         && matches!(entry.phase(), Phase::Pending | Phase::Provisioning | Phase::Running | Phase::Draining)
+}
+
+/// Ends a second VM of an instance: the one that its record names stays, and nobody else's work is on this one.
+pub fn end_double(term: &Arc<Term>, vm: Vm) {
+    if !matches!(vm.seen, Seen::Pending | Seen::Running | Seen::Stopping | Seen::Stopped | Seen::Suspended) {
+        return; // it goes by itself, or nobody knows what it is
+    }
+    let id = vm.vm.instance;
+    let Some(group) = term.world.group_of(id) else { return };
+    judge(term, group, id, move |term, group| async move {
+        let named = {
+            let state = term.world.lock();
+            state.entries.get(&id).and_then(|entry| entry.instance().provider.id.clone())
+        };
+        let double = vm.vm.provider_id.clone().unwrap_or_default();
+        // By its own id only: by the instance's name the provider may mean the other one.
+        if named.is_none() || double.is_empty() || named.as_ref() == Some(&double) {
+            return;
+        }
+        let ended = async {
+            let deleted = term.shared.provider.delete(term.guard.permit()?, &vm.vm, DeleteHow::Now).await;
+            deleted.map_err(ExecError::Provider)
+        };
+        match ended.await {
+            Ok(()) => {
+                let message =
+                    format!("second VM of the instance ended; its record names {}", named.unwrap_or_default());
+                term.tell(Tell::instance(Reason::OrphanTerminated, &group, id, message).detail("vm", double));
+            }
+            Err(error) => {
+                tracing::warn!(%group, instance = %id, vm = double, error = %Chain(&error), "second VM not ended, the next listing tries again");
+            }
+        }
+    });
 }
 
 /// Writes the durable word first, then asks the provider, then has somebody look until the end is proved.

@@ -75,6 +75,10 @@ pub struct State {
     /// Instances whose records were removed in this term: their ids are used up all the same.
     pub purged: VecDeque<InstanceId>,
     pub images: Images,
+    /// VMs that bear our owner's tags and no usable others. Nobody touches them.
+    pub foreign: BTreeSet<InstanceId>,
+    /// Members of load balancers that nobody knows, being taken out.
+    pub strangers: BTreeSet<(LbKey, InstanceId)>,
     /// Load balancers that somebody looks at until nobody drains out of them.
     pub watched_balancers: BTreeSet<LbKey>,
 }
@@ -177,6 +181,8 @@ impl World {
             requests: BTreeMap::new(),
             purged: VecDeque::new(),
             images: Images::new(clock.started_at()),
+            foreign: BTreeSet::new(),
+            strangers: BTreeSet::new(),
             watched_balancers: BTreeSet::new(),
         };
         Self { clock, state: Mutex::new(state) }

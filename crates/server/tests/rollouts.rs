@@ -282,7 +282,7 @@ async fn a_failover_in_the_middle_of_a_rollout_goes_on() {
 }
 
 #[tokio::test]
-async fn failover_with_an_empty_cache_plans_nothing() {
+async fn a_failover_with_an_empty_cache_rotates_nobody() {
     let mut plane = whole(5).await;
     let ids = plane.shard.site.standing();
     plane.witness.begin();

@@ -1,12 +1,12 @@
 //! Into load balancers and out of them. An error never changes the direction: what is being taken out is only ever
 //! taken out again.
 
-use std::{sync::Arc, time::Duration};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use nstance_core::{
     ids::{GroupRef, InstanceId, LbKey},
     instance::LbState,
-    ports::provider::{ErrorClass, ProviderError, VmRef},
+    ports::provider::{ErrorClass, LbMember, ProviderError, VmRef},
 };
 use nstance_rt::{chain::Chain, entropy::jitter};
 
@@ -167,6 +167,8 @@ fn watch(term: &Arc<Term>, lb: LbKey) {
 
 async fn look(term: &Arc<Term>, lb: &LbKey) {
     let asked_at = term.world.clock().monotonic();
+    // Before that, members whose record or VM has not been read yet would look like strangers.
+    let all_known = { term.world.lock().complete.is_complete() };
     let answer = match tokio::time::timeout(LOOK, term.shared.provider.lb_members(lb)).await {
         Ok(answer) => answer,
         Err(_) => Err(ProviderError::new("lb_members", ErrorClass::Unavailable, "no answer within 10 s")),
@@ -179,5 +181,40 @@ async fn look(term: &Arc<Term>, lb: &LbKey) {
     let changed = { term.world.lock().show_members(lb, answer.as_ref().ok(), asked_at, now) };
     for group in changed {
         term.wake(&group);
+    }
+    if all_known && let Ok(members) = &answer {
+        take_out_strangers(term, lb, members);
+    }
+}
+
+/// Takes out members that bear our name and that neither a record nor a VM waiting for judgement knows.
+fn take_out_strangers(term: &Arc<Term>, lb: &LbKey, members: &BTreeMap<InstanceId, LbMember>) {
+    let strangers: Vec<InstanceId> = {
+        let mut state = term.world.lock();
+        let is_known = |id: &InstanceId| {
+            state.entries.contains_key(id)
+                || state.foreign.contains(id)
+                || state.groups.values().any(|it| it.candidates.contains_key(id) || it.judging.contains(id))
+        };
+        let strange: Vec<InstanceId> = members
+            .iter()
+            .filter(|(id, member)| **member == LbMember::In && !is_known(id))
+            .map(|(id, _)| *id)
+            .collect();
+        strange.into_iter().filter(|id| state.strangers.insert((lb.clone(), *id))).collect()
+    };
+    for instance in strangers {
+        let (term, lb) = (term.clone(), lb.clone());
+        term.tasks.clone().spawn("stranger", async move {
+            let vm = VmRef { instance, provider_id: None };
+            // No event: whose it was nobody knows, and shard-wide ones name nobody's objects.
+            match call(&term, &lb, &vm, Way::Out).await {
+                Ok(()) => tracing::info!(%lb, %instance, "member without a record taken out"),
+                Err(error) => {
+                    tracing::warn!(%lb, %instance, error = %Chain(&error), "member without a record not taken out, the next look tries again");
+                }
+            }
+            term.world.lock().strangers.remove(&(lb, instance));
+        });
     }
 }

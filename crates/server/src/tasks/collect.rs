@@ -1,7 +1,8 @@
 //! Full listings: at take-over, every `garbage_collection.interval`, and after an ambiguous create.
 //!
 //! A complete listing joins VMs and records by instance id. It proves no absence by itself: a record whose VM is
-//! missing is looked at by id. A VM without a record becomes a candidate, which the planner adopts or ends.
+//! missing is looked at by id. A VM without a record becomes a candidate, which the planner adopts or ends; one whose
+//! tags tell nothing is told and left alone. Of two VMs for one instance the one that its record names stays.
 //! With every listing the members of the load balancers are looked at too.
 
 use std::{collections::BTreeSet, sync::Arc, time::Duration};
@@ -89,6 +90,7 @@ fn apply(term: &Arc<Term>, listing: Listing, asked_at: nstance_core::time::Times
     let mut foreign = Vec::new();
     let mut looks = Vec::new();
     let mut unconfirmed = Vec::new();
+    let mut doubles = Vec::new();
     {
         let mut state = term.world.lock();
         let mut shown = BTreeSet::<InstanceId>::new();
@@ -100,7 +102,11 @@ fn apply(term: &Arc<Term>, listing: Listing, asked_at: nstance_core::time::Times
                 let stale = entry.seen_at.is_some_and(|at| asked_at < at);
                 let confirmed = entry.instance().provider.id.as_ref();
                 let same = confirmed.is_none() || confirmed == vm.vm.provider_id.as_ref();
-                if !stale && same {
+                if !same {
+                    doubles.push(vm);
+                    continue;
+                }
+                if !stale {
                     let started_dying = is_dead(vm.seen) && !is_dead(entry.seen);
                     if started_dying {
                         let mono = term.world.clock().monotonic();
@@ -120,10 +126,15 @@ fn apply(term: &Arc<Term>, listing: Listing, asked_at: nstance_core::time::Times
                     let group = tags.group_ref();
                     state.group(&group).candidates.insert(id, vm);
                 }
-                None => foreign.push(vm),
+                None => {
+                    if state.foreign.insert(id) {
+                        foreign.push(vm);
+                    }
+                }
             }
         }
         if complete {
+            state.foreign.retain(|id| shown.contains(id));
             // Candidates that are gone need no judgement any more.
             for it in state.groups.values_mut() {
                 it.candidates.retain(|id, _| shown.contains(id));
@@ -150,10 +161,14 @@ fn apply(term: &Arc<Term>, listing: Listing, asked_at: nstance_core::time::Times
         }
     }
     for vm in foreign {
-        let message = format!("VM {} has incomplete tags and is not touched", vm.vm.instance);
-        term.tell(Tell::shard(Reason::ForeignVm, message));
+        let named = vm.vm.provider_id.unwrap_or_default();
+        let message = format!("VM {} has our tags in part only and is not touched; mend or remove it", vm.vm.instance);
+        term.tell(Tell::shard(Reason::ForeignVm, message).detail("vm", named));
     }
     exec::confirm_shown(term, unconfirmed);
+    for vm in doubles {
+        exec::end_double(term, vm);
+    }
     term.observer.look(looks);
     term.wake_all();
 }
