@@ -1,23 +1,26 @@
 //! What happened, as a closed set of reasons: for the log, for watchers, for `explain`.
 //!
-//! An event names one tenant, or none: shard-wide events name nobody's objects. The ring is bounded, and so is every
-//! subscriber's queue; whoever reads too slowly is told how many it missed.
+//! An event names one tenant, or none: shard-wide events name nobody's objects. The ring is bounded. Whoever watches is
+//! told by `watch.rs`.
 
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{Arc, Mutex, PoisonError},
+    time::Duration,
 };
 
 use nstance_core::{
     ids::{Epoch, GroupRef, InstanceId, Tenant},
     time::Timestamp,
 };
-use tokio::sync::broadcast;
 
 use crate::metrics::{Metrics, ReasonLabels};
 
 const RING: usize = 4096;
-const QUEUE: usize = 1024;
+
+/// Details of events that are errors.
+pub const CLASS: &str = "class";
+pub const RETRY_AFTER: &str = "retry_after_ms";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Severity {
@@ -95,7 +98,6 @@ reasons! {
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Event {
-    pub number: u64,
     pub at: Timestamp,
     pub reason: Reason,
     pub severity: Severity,
@@ -154,6 +156,16 @@ impl Tell {
         self
     }
 
+    /// Of an error of this class: whoever watches errors is told.
+    pub fn error(self, class: &'static str) -> Self {
+        self.detail(CLASS, class)
+    }
+
+    /// When it is tried again, for errors.
+    pub fn retry_after(self, wait: Duration) -> Self {
+        self.detail(RETRY_AFTER, wait.as_millis())
+    }
+
     /// More serious than its reason usually is.
     pub fn warning(mut self) -> Self {
         self.severity = Severity::Warning;
@@ -167,23 +179,17 @@ impl Tell {
 }
 
 pub struct Events {
-    ring: Mutex<Ring>,
-    sender: broadcast::Sender<Arc<Event>>,
+    ring: Mutex<VecDeque<Arc<Event>>>,
     metrics: Arc<Metrics>,
-}
-
-#[derive(Default)]
-struct Ring {
-    events: VecDeque<Arc<Event>>,
-    next: u64,
 }
 
 impl Events {
     pub fn new(metrics: Arc<Metrics>) -> Self {
-        Self { ring: Mutex::default(), sender: broadcast::Sender::new(QUEUE), metrics }
+        Self { ring: Mutex::default(), metrics }
     }
 
-    pub fn tell(&self, at: Timestamp, epoch: Epoch, tell: Tell) {
+    /// Logs, counts and keeps an event. Answers it for whoever is to hear of it.
+    pub fn tell(&self, at: Timestamp, epoch: Epoch, tell: Tell) -> Arc<Event> {
         let Tell { reason, tenant, group, instance, message, detail, actor, severity } = tell;
         let shown_group = group.as_ref().map(ToString::to_string).unwrap_or_default();
         let shown_instance = instance.as_ref().map(ToString::to_string).unwrap_or_default();
@@ -203,50 +209,33 @@ impl Events {
             }
         }
         self.metrics.events.get_or_create(&ReasonLabels { reason: name }).inc();
+        let event = Arc::new(Event { at, reason, severity, tenant, group, instance, message, detail, epoch, actor });
         let mut ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        let event = Arc::new(Event {
-            number: ring.next,
-            at,
-            reason,
-            severity,
-            tenant,
-            group,
-            instance,
-            message,
-            detail,
-            epoch,
-            actor,
-        });
-        ring.next += 1;
-        ring.events.push_back(event.clone());
-        if RING < ring.events.len() {
-            ring.events.pop_front();
+        ring.push_back(event.clone());
+        if RING < ring.len() {
+            ring.pop_front();
         }
-        // Nobody listening is no fault. Sent under the lock, so that a subscriber sees events in their order.
-        let _ = self.sender.send(event);
+        event
     }
 
-    /// What a tenant may see of the past after `number`, and everything from now on.
-    pub fn subscribe(&self, tenant: &Tenant, after: Option<u64>) -> (Vec<Arc<Event>>, broadcast::Receiver<Arc<Event>>) {
-        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
-        let past = ring
-            .events
-            .iter()
-            .filter(|event| after.is_some_and(|after| after < event.number) && Self::visible(event, tenant))
-            .cloned()
-            .collect();
-        (past, self.sender.subscribe())
-    }
-
-    pub fn visible(event: &Event, tenant: &Tenant) -> bool {
+    fn visible(event: &Event, tenant: &Tenant) -> bool {
         event.tenant.as_ref().is_none_or(|it| it == tenant)
+    }
+
+    /// What was told to all since the last term, on the way to the one of this epoch; oldest first.
+    pub fn on_the_way_to(&self, epoch: Epoch) -> Vec<Arc<Event>> {
+        let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
+        let recent = ring.iter().rev().take_while(|event| event.epoch == Epoch(0) || event.epoch == epoch);
+        let mut recent: Vec<_> = recent.filter(|event| event.tenant.is_none()).cloned().collect();
+        recent.reverse();
+        recent
     }
 
     /// The last `n` events a tenant may see, oldest first.
     pub fn last(&self, tenant: &Tenant, n: usize) -> Vec<Arc<Event>> {
         let ring = self.ring.lock().unwrap_or_else(PoisonError::into_inner);
         let mut last: Vec<_> =
-            ring.events.iter().rev().filter(|event| Self::visible(event, tenant)).take(n).cloned().collect();
+            ring.iter().rev().filter(|event| Self::visible(event, tenant)).take(n).cloned().collect();
         last.reverse();
         last
     }

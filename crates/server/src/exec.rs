@@ -339,7 +339,8 @@ async fn delete(
     let deleted = term.shared.provider.delete(permit, &vm, how).await;
     observe_call(term, "delete", started, deleted.as_ref().err());
     deleted.map_err(|error| {
-        term.tell(Tell::instance(Reason::DeleteFailing, group, instance, format!("{}", Chain(&error))));
+        let told = Tell::instance(Reason::DeleteFailing, group, instance, format!("{}", Chain(&error)));
+        term.tell(told.error(error.class.as_str()));
         ExecError::Provider(error)
     })?;
     let now = term.now();

@@ -9,3 +9,4 @@ pub mod operator;
 pub mod registration;
 pub mod serve;
 pub mod status;
+pub mod watch;

@@ -31,6 +31,8 @@ pub mod term;
 
 pub mod world;
 
+pub mod watch;
+
 pub mod pace;
 
 pub mod service;

@@ -40,6 +40,7 @@ pub struct Metrics {
     pub reports: Counter,
     pub agents_connected: Gauge,
     pub events: Family<ReasonLabels, Counter>,
+    pub watchers_cut_off: Counter,
     pub group_desired: Family<GroupLabels, Gauge>,
     pub group_actual: Family<GroupLabels, Gauge>,
     pub group_ready: Family<GroupLabels, Gauge>,
@@ -81,6 +82,7 @@ impl Metrics {
             reports: Counter::default(),
             agents_connected: Gauge::default(),
             events: Family::default(),
+            watchers_cut_off: Counter::default(),
             group_desired: Family::default(),
             group_actual: Family::default(),
             group_ready: Family::default(),
@@ -111,6 +113,11 @@ impl Metrics {
         registry.register("health_reports", "Health reports received", it.reports.clone());
         registry.register("agents_connected", "Agents with an open report stream", it.agents_connected.clone());
         registry.register("events", "Events by reason", it.events.clone());
+        registry.register(
+            "watchers_cut_off",
+            "Watch streams that were ended because nobody read them",
+            it.watchers_cut_off.clone(),
+        );
         registry.register("group_desired", "Wanted size of a group", it.group_desired.clone());
         registry.register("group_actual", "Members of a group", it.group_actual.clone());
         registry.register("group_ready", "Ready members of a group", it.group_ready.clone());

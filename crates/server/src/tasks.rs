@@ -6,3 +6,4 @@ pub mod images;
 pub mod observe;
 pub mod reconcile;
 pub mod rollouts;
+pub mod watch;

@@ -42,6 +42,7 @@ use crate::{
     },
     tasks::{images::ImageLookups, observe::Observer, reconcile},
     vitals::Vitals,
+    watch::{Feed, Watches},
     world::{Facts, World},
 };
 
@@ -89,6 +90,7 @@ pub struct Term {
     pub images: ImageLookups,
     pub groups: Groups,
     pub advertised: Advertised,
+    pub watches: Watches,
     wakes: Mutex<BTreeMap<GroupRef, Arc<Notify>>>,
     listing: Arc<Notify>,
     ended: watch::Sender<Option<String>>,
@@ -104,6 +106,16 @@ impl Term {
         groups: Groups,
         advertised: Advertised,
     ) -> Arc<Self> {
+        let watches = Watches::new(guard.epoch(), &shared.clock);
+        // A config that was rejected at the start is news to whoever watches the term.
+        for event in shared.events.on_the_way_to(guard.epoch()) {
+            watches.tell(&event);
+        }
+        world.lock().feed = Some(Feed {
+            registry: watches.instances.clone(),
+            provider: shared.provider.clone(),
+            clock: world.clock().clone(),
+        });
         Arc::new(Self {
             shared,
             guard,
@@ -115,6 +127,7 @@ impl Term {
             images: ImageLookups::default(),
             groups,
             advertised,
+            watches,
             wakes: Mutex::default(),
             listing: Arc::default(),
             ended: watch::Sender::new(None),
@@ -135,7 +148,8 @@ impl Term {
     }
 
     pub fn tell(&self, tell: Tell) {
-        self.shared.events.tell(self.now(), self.epoch(), tell);
+        let event = self.shared.events.tell(self.now(), self.epoch(), tell);
+        self.watches.tell(&event);
     }
 
     /// Wakes a group's worker, which begins with its first wake.

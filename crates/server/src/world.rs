@@ -9,6 +9,7 @@ mod entry;
 mod failures;
 mod images;
 mod places;
+mod telling;
 mod view;
 
 use std::{
@@ -36,7 +37,7 @@ pub use failures::FailureMemory;
 pub use images::Images;
 pub use places::{Figure, Pair, Places, Room};
 
-use crate::{tasks::rollouts::RolloutMemory, term_clock::TermClock};
+use crate::{tasks::rollouts::RolloutMemory, term_clock::TermClock, watch::Feed};
 
 /// How long after the agent port opened nobody counts as lost: a fleet needs its time to find a new leader.
 pub const RETURN_GRACE: Duration = Duration::from_secs(30);
@@ -81,6 +82,8 @@ pub struct State {
     pub strangers: BTreeSet<(LbKey, InstanceId)>,
     /// Load balancers that somebody looks at until nobody drains out of them.
     pub watched_balancers: BTreeSet<LbKey>,
+    /// To those who watch instances; there once the term has begun.
+    pub feed: Option<Feed>,
 }
 
 /// What is asked of a group, and what happened in it lately.
@@ -184,6 +187,7 @@ impl World {
             foreign: BTreeSet::new(),
             strangers: BTreeSet::new(),
             watched_balancers: BTreeSet::new(),
+            feed: None,
         };
         Self { clock, state: Mutex::new(state) }
     }
@@ -362,6 +366,7 @@ impl State {
         if let Some(request) = instance.request.as_ref().and_then(|it| it.request_id.clone()) {
             self.requests.entry((group.tenant.clone(), request)).or_insert(id);
         }
+        let before = self.standing(id);
         let window = self.runaway_window;
         match self.entries.get_mut(&id) {
             Some(entry) => entry.facts = facts,
@@ -384,11 +389,13 @@ impl State {
         it.members.insert(id);
         it.candidates.remove(&id);
         it.revision += 1;
+        self.tell_change(id, before.as_ref());
     }
 
     pub fn remove(&mut self, instance: InstanceId) {
         if let Some(entry) = self.entries.remove(&instance) {
             entry.cut.cancel();
+            self.tell_end(&entry);
             self.lost.remove(&instance);
             let group = entry.instance().group.clone();
             if let Some(request) = entry.instance().request.as_ref().and_then(|it| it.request_id.clone()) {

@@ -113,7 +113,8 @@ fn settle(
             if attempts == FAILING {
                 let message =
                     format!("load balancer {lb} was not changed {attempts} times in a row: {}", Chain(&error));
-                term.tell(Tell::instance(Reason::LbFailing, group, instance, message).detail("load_balancer", lb));
+                let told = Tell::instance(Reason::LbFailing, group, instance, message).detail("load_balancer", lb);
+                term.tell(told.retry_after(retry_in));
             }
         }
     }

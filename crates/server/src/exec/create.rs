@@ -446,10 +446,7 @@ async fn resolve(term: &Arc<Term>, group: &GroupRef, id: InstanceId, priority: P
                 Err(CallError::Provider(error))
                     if !unsent && error.class.landed() == Landed::No && error.class != ErrorClass::NotFound =>
                 {
-                    match instance.ownership {
-                        Ownership::Managed => react(term, &instance, &error),
-                        Ownership::OnDemand => provider_failed(term, &error),
-                    }
+                    react(term, &instance, &error);
                     look(term, id);
                     ambiguous(term, group, id);
                 }
@@ -628,12 +625,20 @@ const INVALID: Duration = Duration::from_secs(600);
 /// What a refusal means for the group's next creates.
 fn react(term: &Arc<Term>, instance: &Instance, error: &ProviderError) {
     let (group, id) = (&instance.group, instance.id);
-    let now = term.now();
     let message = format!("{}", Chain(error));
-    term.tell(
-        Tell::instance(Reason::InstanceCreateFailed, group, id, message.clone()).detail("class", error.class.as_str()),
-    );
     provider_failed(term, error);
+    let retry_after = hold_back(term, instance, error, &message);
+    let told = Tell::instance(Reason::InstanceCreateFailed, group, id, message).error(error.class.as_str());
+    term.tell(match retry_after {
+        Some(wait) => told.retry_after(wait),
+        None => told,
+    });
+}
+
+/// Keeps the group from asking again too soon. Answers how long it waits now, if it does.
+fn hold_back(term: &Arc<Term>, instance: &Instance, error: &ProviderError, message: &str) -> Option<Duration> {
+    let group = &instance.group;
+    let now = term.now();
     let (kind, first, last) = match error.class {
         ErrorClass::Capacity => (BlockKind::NoCapacity, 15, 120),
         ErrorClass::Quota => (BlockKind::Quota, 30, 300),
@@ -643,7 +648,7 @@ fn react(term: &Arc<Term>, instance: &Instance, error: &ProviderError) {
         // of that.
         ErrorClass::Throttled | ErrorClass::NotFound => (BlockKind::BackingOff, 1, 8),
         // The provider as a whole is held, and its probe ends that.
-        ErrorClass::Unavailable | ErrorClass::Ambiguous => return,
+        ErrorClass::Unavailable | ErrorClass::Ambiguous => return None,
     };
     let mut state = term.world.lock();
     if instance.ownership == Ownership::OnDemand {
@@ -657,20 +662,22 @@ fn react(term: &Arc<Term>, instance: &Instance, error: &ProviderError) {
                 state.places.shorten(&pairs, now.plus(Duration::from_secs(first)));
             }
         }
-        return;
+        return None;
     }
     if kind == BlockKind::NoCapacity && goes_elsewhere(&mut state, instance, now) {
-        return;
+        return None;
     }
     let it = state.group(group);
     let times = it.blocks.get(&kind).map_or(0, |block| block.times);
     let wait = Duration::from_secs(first).saturating_mul(2_u32.saturating_pow(times)).min(Duration::from_secs(last));
-    let until = now.plus(error.retry_after.unwrap_or(wait));
+    let wait = error.retry_after.unwrap_or(wait);
+    let until = now.plus(wait);
     it.block(kind, message, now, Some(until));
     if kind == BlockKind::NoCapacity {
         let pairs = it.merged.as_ref().map(|merged| Pair::of(merged)).unwrap_or_default();
         state.places.shorten(&pairs, until);
     }
+    Some(wait)
 }
 
 fn pair_of(instance: &Instance) -> Pair {

@@ -1,25 +1,21 @@
 //! Port 8993: looking at groups and instances, changing them, and watching events.
 
-use std::{pin::Pin, sync::Arc};
+use std::sync::Arc;
 
 use nstance_core::{ids::InstanceId, instance::Phase};
 use nstance_proto::v1::{self, operator_service_server::OperatorService};
-use tokio::sync::broadcast::error::RecvError;
-use tokio_stream::Stream;
 use tonic::{Request, Response, Status};
 
-use super::{auth::Caller, convert, status::Refusal};
+use super::{auth::Caller, convert, status::Refusal, watch};
 use crate::{
-    events::{Events, Severity},
     service::{certificates, explain, groups, instances, on_demand, status},
     term::Term,
+    watch::{ErrorKind, EventKind, GroupKind, InstanceKind, Subscription},
 };
 
 pub struct Operator {
     pub term: Arc<Term>,
 }
-
-type Out<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
 
 const PAGE: i32 = 200;
 const MAX_PAGE: i32 = 500;
@@ -30,10 +26,10 @@ fn later(what: &str) -> Status {
 
 #[tonic::async_trait]
 impl OperatorService for Operator {
-    type WatchGroupsStream = Out<v1::GroupEvent>;
-    type WatchInstancesStream = Out<v1::InstanceEvent>;
-    type WatchErrorsStream = Out<v1::ErrorEvent>;
-    type WatchEventsStream = Out<v1::Event>;
+    type WatchGroupsStream = Subscription<GroupKind>;
+    type WatchInstancesStream = Subscription<InstanceKind>;
+    type WatchErrorsStream = Subscription<ErrorKind>;
+    type WatchEventsStream = Subscription<EventKind>;
 
     async fn get_config_status(&self, request: Request<()>) -> Result<Response<v1::ConfigStatusResponse>, Status> {
         Caller::of(&request)?;
@@ -61,8 +57,8 @@ impl OperatorService for Operator {
 
     async fn list_groups(&self, request: Request<()>) -> Result<Response<v1::ListGroupsResponse>, Status> {
         let caller = Caller::of(&request)?;
-        let groups = status::groups(&self.term, caller.tenant());
-        Ok(Response::new(v1::ListGroupsResponse { groups, resume_token: String::new() }))
+        let (groups, resume_token) = watch::list_groups(&self.term, caller.tenant());
+        Ok(Response::new(v1::ListGroupsResponse { groups, resume_token }))
     }
 
     async fn list_instances(
@@ -71,7 +67,12 @@ impl OperatorService for Operator {
     ) -> Result<Response<v1::ListInstancesResponse>, Status> {
         let caller = Caller::of(&request)?;
         let request = request.into_inner();
-        let after = page_token(&self.term, &request.page_token)?;
+        // Before the look: what changes meanwhile is told again rather than never. Later pages repeat the first one's
+        // token, for what they show of the others may be old by then.
+        let (after, resume_token) = match page_token(&self.term, &request.page_token)? {
+            Some(page) => (Some(page.after), page.resume_token),
+            None => (None, self.term.watches.instances.token(caller.tenant())),
+        };
         let size = if request.page_size <= 0 { PAGE } else { request.page_size.min(MAX_PAGE) };
         let size = usize::try_from(size).unwrap_or(1);
         let mut instances = status::instances(
@@ -90,8 +91,8 @@ impl OperatorService for Operator {
         let more = size < instances.len();
         instances.truncate(size);
         let last = instances.last().map(|it| it.instance_id.clone()).unwrap_or_default();
-        let next_page_token = if more { format!("{}.{last}", self.term.epoch()) } else { String::new() };
-        Ok(Response::new(v1::ListInstancesResponse { instances, next_page_token, resume_token: String::new() }))
+        let next_page_token = if more { format!("{resume_token}.{last}") } else { String::new() };
+        Ok(Response::new(v1::ListInstancesResponse { instances, next_page_token, resume_token }))
     }
 
     async fn get_instance_status(
@@ -115,60 +116,7 @@ impl OperatorService for Operator {
         request: Request<v1::WatchEventsRequest>,
     ) -> Result<Response<Self::WatchEventsStream>, Status> {
         let caller = Caller::of(&request)?;
-        let tenant = caller.tenant().clone();
-        let request = request.into_inner();
-        let after = resume_after(&self.term, &request.resume_token);
-        let (past, mut receiver) = self.term.shared.events.subscribe(&tenant, after);
-        let stop = self.term.tasks.token().clone();
-        let wanted = move |event: &crate::events::Event| {
-            let severity = match event.severity {
-                Severity::Debug => 0,
-                Severity::Info => 1,
-                Severity::Warning => 2,
-                Severity::Error => 3,
-            };
-            Events::visible(event, &tenant)
-                && request.min_severity <= severity
-                && (request.group.is_empty()
-                    || event.group.as_ref().is_some_and(|group| group.group.as_str() == request.group))
-                && (request.instance_id.is_empty()
-                    || event.instance.is_some_and(|id| id.to_string() == request.instance_id))
-        };
-        let (sender, stream) = tokio::sync::mpsc::channel(64);
-        self.term.tasks.spawn_droppable("watch events", async move {
-            for event in past.iter().filter(|event| wanted(event)) {
-                if sender.send(Ok(status::event(event, 0))).await.is_err() {
-                    return;
-                }
-            }
-            let mut dropped = 0;
-            loop {
-                let received = tokio::select! {
-                    biased;
-                    () = sender.closed() => return,
-                    received = receiver.recv() => received,
-                };
-                match received {
-                    Ok(event) if wanted(&event) => {
-                        if sender.send(Ok(status::event(&event, dropped))).await.is_err() {
-                            return;
-                        }
-                        dropped = 0;
-                    }
-                    Ok(_) => {}
-                    // Read too slowly: the next message says how much is missing.
-                    Err(RecvError::Lagged(n)) => dropped += n,
-                    Err(RecvError::Closed) => return,
-                }
-            }
-        });
-        let changed = Status::from(Refusal::unavailable("LEADER_CHANGED", "this server leads no more; reconnect"));
-        let stream = tokio_stream::wrappers::ReceiverStream::new(stream);
-        let stream = futures::StreamExt::chain(
-            futures::StreamExt::take_until(stream, stop.clone().cancelled_owned()),
-            futures::stream::once(async move { Err(changed) }),
-        );
-        Ok(Response::new(Box::pin(stream)))
+        Ok(Response::new(watch::events(&self.term, &caller, request.into_inner())?))
     }
 
     async fn refresh_config(
@@ -264,19 +212,28 @@ impl OperatorService for Operator {
         Ok(Response::new(explain::explain(&self.term, &subject)?))
     }
 
-    async fn watch_groups(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchGroupsStream>, Status> {
-        Err(later("WatchGroups"))
+    async fn watch_groups(
+        &self,
+        request: Request<v1::WatchRequest>,
+    ) -> Result<Response<Self::WatchGroupsStream>, Status> {
+        let caller = Caller::of(&request)?;
+        Ok(Response::new(watch::groups(&self.term, &caller, &request.get_ref().resume_token)?))
     }
 
     async fn watch_instances(
         &self,
-        _: Request<v1::WatchRequest>,
+        request: Request<v1::WatchRequest>,
     ) -> Result<Response<Self::WatchInstancesStream>, Status> {
-        Err(later("WatchInstances"))
+        let caller = Caller::of(&request)?;
+        Ok(Response::new(watch::instances(&self.term, &caller, &request.get_ref().resume_token)?))
     }
 
-    async fn watch_errors(&self, _: Request<v1::WatchRequest>) -> Result<Response<Self::WatchErrorsStream>, Status> {
-        Err(later("WatchErrors"))
+    async fn watch_errors(
+        &self,
+        request: Request<v1::WatchRequest>,
+    ) -> Result<Response<Self::WatchErrorsStream>, Status> {
+        let caller = Caller::of(&request)?;
+        Ok(Response::new(watch::errors(&self.term, &caller, &request.get_ref().resume_token)?))
     }
 }
 
@@ -295,23 +252,24 @@ fn target(caller: &Caller, text: &str) -> Result<instances::Target, Status> {
     Ok(instances::Target { instance, tenant: caller.tenant().clone(), actor: actor(caller) })
 }
 
-/// `{epoch}.{last id}`: good within its epoch only.
-fn page_token(term: &Term, token: &str) -> Result<Option<InstanceId>, Status> {
+/// Where a list goes on: after which instance, and what its first page said about resuming.
+struct Page {
+    after: InstanceId,
+    resume_token: String,
+}
+
+/// `{resume token}.{last id}`: good within its epoch only.
+fn page_token(term: &Term, token: &str) -> Result<Option<Page>, Status> {
     if token.is_empty() {
         return Ok(None);
     }
     token
         .split_once('.')
-        .filter(|(epoch, _)| *epoch == term.epoch().to_string())
-        .and_then(|(_, id)| id.parse().ok())
+        .filter(|(resume_token, _)| term.watches.instances.is_of_this_epoch(resume_token))
+        .and_then(|(resume_token, id)| Some(Page { after: id.parse().ok()?, resume_token: resume_token.to_owned() }))
         .map(Some)
         .ok_or_else(|| {
             let message = "page token is not of this leader; list again from the start";
             Refusal::invalid("PAGE_TOKEN", message).into()
         })
-}
-
-fn resume_after(term: &Term, token: &str) -> Option<u64> {
-    let (epoch, number) = token.split_once('-')?;
-    (epoch == term.epoch().to_string()).then(|| number.parse().ok()).flatten()
 }

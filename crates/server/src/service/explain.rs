@@ -305,5 +305,5 @@ fn history(term: &Term, tenant: &Tenant, of: impl Fn(&crate::events::Event) -> b
     let all = term.shared.events.last(tenant, usize::MAX);
     let mut last: Vec<_> = all.iter().rev().filter(|event| of(event)).take(HISTORY).collect();
     last.reverse();
-    last.into_iter().map(|event| status::event(event, 0)).collect()
+    last.into_iter().map(|event| status::event(event)).collect()
 }

@@ -78,6 +78,7 @@ impl Session {
         }
         if matches!(health, Some(Health::Lost { .. } | Health::Silent { .. })) {
             term.tell(Tell::instance(Reason::InstanceRecovered, &group, instance, "agent is back"));
+            term.wake(&group);
         }
         let stream = Stream { term: term.clone(), group, instance, id };
         Some(Self { stream, superseded, cut, closed })

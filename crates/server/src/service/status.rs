@@ -7,6 +7,7 @@ use nstance_core::{
     ids::{GroupRef, InstanceId, Tenant},
     instance::{Ownership, Phase},
     plan::{Counts, Hold, HoldKind, counts, members},
+    ports::provider::Provider,
     snapshot::{GroupView, ShardView},
     time::Timestamp,
 };
@@ -14,7 +15,7 @@ use nstance_proto::v1;
 
 use crate::{
     term::Term,
-    world::{Entry, State},
+    world::{Entry, GroupState, State},
 };
 
 pub fn timestamp(at: Timestamp) -> prost_types::Timestamp {
@@ -36,14 +37,15 @@ fn int(n: u32) -> i32 {
     i32::try_from(n).unwrap_or(i32::MAX)
 }
 
-/// All groups of a tenant, those of size 0 and those being deleted included.
+/// All groups of a tenant, those of size 0 and those being deleted included. One that nobody asks for and that has no
+/// instance left is no more.
 pub fn groups(term: &Term, tenant: &Tenant) -> Vec<v1::GroupStatus> {
     let (snapshot, now) = term.world.snapshot(None);
     let state = term.world.lock();
     snapshot
         .groups
         .iter()
-        .filter(|(group, _)| group.tenant == *tenant)
+        .filter(|(group, _)| group.tenant == *tenant && !is_gone(&state, group))
         .map(|(group, view)| group_status(term, &state, &snapshot.shard, (group, view), now))
         .collect()
 }
@@ -54,6 +56,31 @@ pub fn group(term: &Term, group: &GroupRef) -> Option<v1::GroupStatus> {
     let state = term.world.lock();
     let view = snapshot.groups.get(group)?;
     Some(group_status(term, &state, &snapshot.shard, (group, view), now))
+}
+
+/// The same, unless it would be missing from the list.
+pub fn listed_group(term: &Term, group: &GroupRef) -> Option<v1::GroupStatus> {
+    if is_gone(&term.world.lock(), group) {
+        return None;
+    }
+    self::group(term, group)
+}
+
+fn is_gone(state: &State, group: &GroupRef) -> bool {
+    let Some(it) = state.groups.get(group) else { return true };
+    let asked = match it.desired {
+        Desired::Known(_) => true,
+        Desired::Tombstoned => false,
+        Desired::Unknown => it.merged.is_some() || !state.complete.groups,
+    };
+    !asked && it.candidates.is_empty() && !is_named(state, group, it)
+}
+
+/// Whether an instance of the group is there, or may be.
+fn is_named(state: &State, group: &GroupRef, it: &GroupState) -> bool {
+    let phases = it.members.iter().filter_map(|id| state.entries.get(id)).map(Entry::phase);
+    phases.into_iter().any(|phase| !matches!(phase, Phase::Deleted | Phase::Failed))
+        || state.corrupt.iter().any(|record| record.group.as_ref() == Some(group))
 }
 
 fn group_status(
@@ -157,7 +184,7 @@ pub fn instances(
             entry.instance().group.tenant == *tenant && after.is_none_or(|after| after < **id) && which(id, entry)
         })
         .take(limit)
-        .map(|(_, entry)| instance_status(term, &state, entry, now))
+        .map(|(_, entry)| instance_status(term.shared.provider.as_ref(), &state, entry, now))
         .collect()
 }
 
@@ -186,7 +213,12 @@ pub async fn refresh(term: &Term, tenant: &Tenant, id: InstanceId, max_age: Dura
     }
 }
 
-fn instance_status(term: &Term, state: &State, entry: &Entry, now: Timestamp) -> v1::InstanceStatusResponse {
+pub fn instance_status(
+    provider: &dyn Provider,
+    state: &State,
+    entry: &Entry,
+    now: Timestamp,
+) -> v1::InstanceStatusResponse {
     let it = entry.instance();
     let addresses = entry.provider_addresses();
     let text = |it: Option<String>| it.unwrap_or_default();
@@ -218,7 +250,7 @@ fn instance_status(term: &Term, state: &State, entry: &Entry, now: Timestamp) ->
         infra_hash: it.infra_hash.clone(),
         runtime_hash: it.runtime_hash.clone(),
         shard: it.shard.to_string(),
-        k8s_provider_id: term.shared.provider.k8s_provider_id(&entry.vm_ref()),
+        k8s_provider_id: provider.k8s_provider_id(&entry.vm_ref()),
         replaces: String::new(),
         replaced_by: text(it.drain.as_ref().and_then(|drain| drain.replacement).map(|id| id.to_string())),
         boot: None,
@@ -237,11 +269,11 @@ fn instance_status(term: &Term, state: &State, entry: &Entry, now: Timestamp) ->
     }
 }
 
-/// An event for watchers.
-pub fn event(event: &crate::events::Event, dropped: u64) -> v1::Event {
+/// An event, as it is told. Its place in a stream is the stream's.
+pub fn event(event: &crate::events::Event) -> v1::Event {
     use crate::events::Severity;
     v1::Event {
-        resume_token: format!("{}-{}", event.epoch, event.number),
+        resume_token: String::new(),
         at: Some(timestamp(event.at)),
         reason: event.reason.as_str().to_owned(),
         severity: match event.severity {
@@ -263,6 +295,6 @@ pub fn event(event: &crate::events::Event, dropped: u64) -> v1::Event {
             .collect(),
         epoch: event.epoch.0,
         actor: event.actor.clone(),
-        dropped: u32::try_from(dropped).unwrap_or(u32::MAX),
+        dropped: 0,
     }
 }

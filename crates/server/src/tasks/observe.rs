@@ -26,6 +26,8 @@ use crate::{
 
 /// Limit of one describe call.
 const DESCRIBE: Duration = Duration::from_secs(30);
+/// Between two probes of a provider that fails.
+const PROBE: Duration = Duration::from_secs(2);
 /// Refs of one describe call, by the port's contract.
 const BATCH: usize = 100;
 
@@ -241,7 +243,8 @@ pub fn provider_failed(term: &Arc<Term>, error: &ProviderError) {
         began
     };
     if began {
-        term.tell(Tell::shard(Reason::ProviderFailing, format!("{}", Chain(error))));
+        let told = Tell::shard(Reason::ProviderFailing, format!("{}", Chain(error)));
+        term.tell(told.error(error.class.as_str()).retry_after(PROBE));
         let term = term.clone();
         term.tasks.clone().spawn_droppable("probe", async move { probe(&term).await });
     }
@@ -250,7 +253,7 @@ pub fn provider_failed(term: &Arc<Term>, error: &ProviderError) {
 /// One cheap call every 2 s until the provider serves us again; then everybody who waited goes on at once.
 async fn probe(term: &Arc<Term>) {
     loop {
-        tokio::time::sleep(Duration::from_secs(2)).await;
+        tokio::time::sleep(PROBE).await;
         if let Ok(Ok(())) = tokio::time::timeout(DESCRIBE, term.shared.provider.probe()).await {
             provider_works(term);
             return;

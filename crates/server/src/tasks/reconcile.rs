@@ -19,7 +19,7 @@ use crate::{
     exec,
     metrics::Metrics,
     service::health,
-    tasks::rollouts,
+    tasks::{rollouts, watch},
     term::Term,
 };
 
@@ -79,6 +79,7 @@ fn pass(term: &Arc<Term>, group: &GroupRef) -> Duration {
     tell_silence(term, group, &snapshot);
     rollouts::tell(term, group, &snapshot, now);
     show(&term.shared.metrics, group, &snapshot, now);
+    watch::passed(term, group);
     if !creates && plan.holds.is_empty() {
         // Nobody will be replaced for what was lost so far: a later loss must not be timed from an older one.
         term.world.lock().group(group).losses.clear();

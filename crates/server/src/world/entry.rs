@@ -12,7 +12,7 @@ use nstance_core::{
 use nstance_store::records::Versioned;
 use tokio_util::sync::CancellationToken;
 
-use super::{Balance, RETURN_GRACE, State};
+use super::{Balance, RETURN_GRACE, State, telling::LOST_IS_ILL_AFTER};
 
 /// Facts in memory are what was committed, except for an intent whose write is still on its way.
 pub enum Facts {
@@ -85,6 +85,8 @@ pub struct Entry {
     pub next_attempt_at: Option<Timestamp>,
     /// When its death was noticed without a broken stream before it.
     pub died_at_mono: Option<Mono>,
+    /// Since when it is dead, silent, or lost for long, as last judged.
+    pub ill_since: Option<Timestamp>,
     /// One writer at a time per record; the intent's write holds it too.
     pub writing: Arc<tokio::sync::Mutex<()>>,
     /// The serial that was used last as the current one: from then on the one before it passes no longer, whatever
@@ -121,6 +123,7 @@ impl Entry {
             attempts: 0,
             next_attempt_at: None,
             died_at_mono: None,
+            ill_since: None,
             writing: Arc::default(),
             used_serial: None,
             cut: CancellationToken::new(),
@@ -234,7 +237,8 @@ impl Entry {
             return None;
         }
         let lost = if self.link.stream.is_none() { self.lost_since(state) } else { None };
-        [self.deadline(), lost, self.shut_down_at(state)].into_iter().flatten().filter(|at| now < *at).min()
+        let ill = lost.map(|at| at.plus(LOST_IS_ILL_AFTER));
+        [self.deadline(), lost, ill, self.shut_down_at(state)].into_iter().flatten().filter(|at| now < *at).min()
     }
 
     /// Whether somebody must look at its VM now.

@@ -44,6 +44,16 @@ pub fn tls(bundle: &Bundle, identity: Option<(&[u8], &KeyPair)>) -> Arc<ClientCo
 
 /// Connects from this address of the machine. An error in words: what is refused in a handshake has no code.
 pub async fn dial(address: &str, tls: Arc<ClientConfig>, from: Ipv4Addr) -> Result<Line, String> {
+    dial_with(address, tls, from, |endpoint| endpoint).await
+}
+
+/// The same, with HTTP/2 settings of one's own.
+pub async fn dial_with(
+    address: &str,
+    tls: Arc<ClientConfig>,
+    from: Ipv4Addr,
+    tune: impl FnOnce(Endpoint) -> Endpoint,
+) -> Result<Line, String> {
     async fn connect(address: &str, from: Ipv4Addr) -> io::Result<(TcpStream, std::net::TcpStream)> {
         let socket = TcpSocket::new_v4()?;
         socket.bind(SocketAddr::new(IpAddr::V4(from), 0))?;
@@ -71,7 +81,7 @@ pub async fn dial(address: &str, tls: Arc<ClientConfig>, from: Ipv4Addr) -> Resu
         async move { stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
     });
     let endpoint = Endpoint::from_shared(format!("http://{address}")).expect("an endpoint");
-    let endpoint = endpoint.timeout(Duration::from_secs(30));
+    let endpoint = tune(endpoint.timeout(Duration::from_secs(30)));
     let channel = endpoint.connect_with_connector(connector).await.map_err(|error| words(&error))?;
     Ok(Line { channel, socket })
 }
