@@ -31,6 +31,8 @@ pub mod merge;
 
 pub mod change;
 
+pub mod owner;
+
 pub mod render;
 
 pub mod hash;

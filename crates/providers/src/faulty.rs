@@ -66,7 +66,13 @@ enum Kind {
 
 impl FaultyProvider {
     pub fn new(inner: Arc<dyn Provider>, entropy: Arc<dyn Entropy>, faults: Faults) -> Self {
-        Self { inner, entropy, faults: Mutex::new(faults), n_faults: AtomicU64::new(0), frozen: watch::Sender::new(false) }
+        Self {
+            inner,
+            entropy,
+            faults: Mutex::new(faults),
+            n_faults: AtomicU64::new(0),
+            frozen: watch::Sender::new(false),
+        }
     }
 
     pub fn set(&self, faults: Faults) {

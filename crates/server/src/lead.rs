@@ -35,6 +35,7 @@ use crate::{
     service::{
         config::{Applied, asked},
         groups::Groups,
+        refresh,
     },
     tasks::{capacity, collect, images, observe},
     term::{Advertised, Shared, Term},
@@ -331,6 +332,7 @@ async fn begin(
     rebuilt: Rebuilt,
     doors: Doors,
 ) -> anyhow::Result<Arc<Term>> {
+    refresh::latest(shared, guard.epoch()).await;
     let applied = shared.config.get();
     let server = &applied.config.server;
     let world = World::new(TermClock::start(shared.clock.clone()), server);
@@ -384,6 +386,7 @@ async fn begin(
     scope.spawn("observe", observe::work(term.clone()));
     scope.spawn("collect", collect::work(term.clone()));
     scope.spawn("capacity", capacity::work(term.clone()));
+    refresh::begin(&term);
     term.wake_all();
     Ok(term)
 }

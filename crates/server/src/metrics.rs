@@ -51,6 +51,8 @@ pub struct Metrics {
     pub lease_renewal_failures: Counter,
     pub certificate_expiry: Gauge<f64, AtomicU64>,
     pub cache_writes_dropped: Counter,
+    pub config_pending: Gauge,
+    pub config_unapplied: Gauge,
 }
 
 /// 100 µs to 30 s: the promise is milliseconds, the worst case is a describe of seconds.
@@ -93,6 +95,8 @@ impl Metrics {
             lease_renewal_failures: Counter::default(),
             certificate_expiry: Gauge::default(),
             cache_writes_dropped: Counter::default(),
+            config_pending: Gauge::default(),
+            config_unapplied: Gauge::default(),
         };
         let it = &mut metrics;
         let registry = &mut it.registry;
@@ -139,6 +143,16 @@ impl Metrics {
             "cache_writes_dropped",
             "Cache rows not written because the writer was behind; the next rebuild reads them again",
             it.cache_writes_dropped.clone(),
+        );
+        registry.register(
+            "config_pending",
+            "1 while the store holds another config than the one in force",
+            it.config_pending.clone(),
+        );
+        registry.register(
+            "config_unapplied",
+            "Settings of the config in force that wait for a restart",
+            it.config_unapplied.clone(),
         );
         metrics
     }

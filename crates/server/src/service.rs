@@ -8,5 +8,7 @@ pub mod health;
 pub mod instances;
 pub mod on_demand;
 pub mod operators;
+pub mod refresh;
 pub mod register;
+pub mod statics;
 pub mod status;

@@ -6,4 +6,5 @@ pub mod images;
 pub mod observe;
 pub mod reconcile;
 pub mod rollouts;
+pub mod tombstones;
 pub mod watch;

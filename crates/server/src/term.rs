@@ -39,6 +39,7 @@ use crate::{
         certificates::Renewals,
         config::{Applied, InForce, LastGood},
         groups::Groups,
+        refresh::Turn,
     },
     tasks::{images::ImageLookups, observe::Observer, reconcile},
     vitals::Vitals,
@@ -89,6 +90,9 @@ pub struct Term {
     pub renewals: Renewals,
     pub images: ImageLookups,
     pub groups: Groups,
+    pub refreshing: Turn,
+    /// The config this term began with: its ports are bound by it.
+    pub began_with: Arc<Applied>,
     pub advertised: Advertised,
     pub watches: Watches,
     wakes: Mutex<BTreeMap<GroupRef, Arc<Notify>>>,
@@ -116,6 +120,7 @@ impl Term {
             provider: shared.provider.clone(),
             clock: world.clock().clone(),
         });
+        let began_with = shared.config.get();
         Arc::new(Self {
             shared,
             guard,
@@ -126,6 +131,8 @@ impl Term {
             renewals: Renewals::default(),
             images: ImageLookups::default(),
             groups,
+            refreshing: Turn::default(),
+            began_with,
             advertised,
             watches,
             wakes: Mutex::default(),

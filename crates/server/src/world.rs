@@ -84,6 +84,8 @@ pub struct State {
     pub watched_balancers: BTreeSet<LbKey>,
     /// To those who watch instances; there once the term has begun.
     pub feed: Option<Feed>,
+    /// Groups that a config would take away together with too much else, since when: they wait for a person's word.
+    pub mass_removal: BTreeMap<GroupRef, Timestamp>,
 }
 
 /// What is asked of a group, and what happened in it lately.
@@ -150,6 +152,7 @@ impl Default for GroupState {
 }
 
 /// How a group is asked for, as config and groups file say together.
+#[derive(PartialEq)]
 pub struct Asked {
     pub desired: Desired,
     pub merged: Option<Arc<MergedGroup>>,
@@ -188,6 +191,7 @@ impl World {
             strangers: BTreeSet::new(),
             watched_balancers: BTreeSet::new(),
             feed: None,
+            mass_removal: BTreeMap::new(),
         };
         Self { clock, state: Mutex::new(state) }
     }
@@ -201,6 +205,28 @@ impl World {
         state.shutdown_grace = server.shutdown_grace;
         state.default_drain_timeout = server.default_drain_timeout;
         state.brake_settings = brake_settings(server);
+        // Who has told its own interval keeps it.
+        for entry in state.entries.values_mut().filter(|entry| !entry.link.reported) {
+            entry.link.interval = server.health_check_interval;
+        }
+    }
+
+    /// Forgets what went wrong in some groups: they are asked for anew. What is known of places stays, it is true
+    /// whatever is asked.
+    pub fn forgive<'a>(&self, groups: impl Iterator<Item = &'a GroupRef>) {
+        let mut state = self.lock();
+        for group in groups {
+            if let Some(it) = state.groups.get_mut(group) {
+                it.blocks.clear();
+                it.never_registered_in_a_row = 0;
+                it.revision += 1;
+            }
+        }
+    }
+
+    /// Takes the hold of the removal brake off a group. Answers whether there was one.
+    pub fn release(&self, group: &GroupRef) -> bool {
+        self.lock().mass_removal.remove(group).is_some()
     }
 
     pub fn lock(&self) -> MutexGuard<'_, State> {
@@ -350,6 +376,10 @@ impl State {
 
     fn unask(&mut self, group: &GroupRef) {
         let Some(it) = self.groups.get_mut(group) else { return };
+        if it.members.is_empty() && it.candidates.is_empty() {
+            self.groups.remove(group);
+            return;
+        }
         it.desired = Desired::Unknown;
         it.merged = None;
         it.etag = String::new();

@@ -288,6 +288,10 @@ async fn a_group_in_no_file_keeps_its_members() {
     let mut config = site.config(0);
     config["groups"]["default"] = serde_json::json!({ "db": { "template": "knc", "size": 0 } });
     site.upload(&config).await;
+    // Nobody remembers that the group was in the config once.
+    let key = groups_key(&shard_id());
+    wait_until("the file is there", async || site.bucket.get(&key).await.is_ok()).await;
+    site.bucket.delete(&key).await.unwrap();
     let shard = shard.restart("srv-2").await;
     fleet.follow(&shard);
     let operator = Operator::on(&shard).await;

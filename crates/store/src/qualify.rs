@@ -285,9 +285,8 @@ mod tests {
             let inner = std::sync::Arc::new(MemoryStore::new());
             let store = FaultyStore::new(inner, entropy.clone(), FaultPlan::default());
             store.script_puts(faults);
-            let ask = || async {
-                qualify(&store, &"a".parse().unwrap(), &"s1".parse().unwrap(), entropy.as_ref()).await
-            };
+            let ask =
+                || async { qualify(&store, &"a".parse().unwrap(), &"s1".parse().unwrap(), entropy.as_ref()).await };
             assert!(matches!(ask().await, Err(QualifyError::Unreachable { .. })));
             assert_eq!(ask().await, Ok(()));
         }

@@ -121,13 +121,8 @@ impl Fleet {
     fn begin(self: &Arc<Self>, id: InstanceId) {
         let Some(spec) = self.site.cloud().vm_of(id).and_then(|vm| vm.spec) else { return };
         let (notices, receiver) = mpsc::channel(4);
-        let agent = Agent {
-            life: CancellationToken::new(),
-            link: Arc::default(),
-            notices,
-            noticed: false,
-            dying: false,
-        };
+        let agent =
+            Agent { life: CancellationToken::new(), link: Arc::default(), notices, noticed: false, dying: false };
         let (life, link) = (agent.life.clone(), agent.link.clone());
         self.agents().insert(id, agent);
         let fleet = self.clone();
@@ -192,7 +187,13 @@ impl Fleet {
         self.agents().iter().filter(|(_, it)| open(it)).map(|(id, _)| *id).collect()
     }
 
-    async fn live(&self, id: InstanceId, bootstrap: Bootstrap, link: Arc<Link>, mut notices: mpsc::Receiver<Timestamp>) {
+    async fn live(
+        &self,
+        id: InstanceId,
+        bootstrap: Bootstrap,
+        link: Arc<Link>,
+        mut notices: mpsc::Receiver<Timestamp>,
+    ) {
         let chance = self.chance.as_ref();
         tokio::time::sleep(Duration::from_millis(300) + jitter(chance, Duration::from_secs(3))).await;
         if self.manners == Manners::Real && below(chance, 100) < 2 {
@@ -225,7 +226,12 @@ impl Fleet {
         }
     }
 
-    async fn ask(&self, bootstrap: &Bootstrap, key: &KeyPair, link: &Link) -> Result<v1::RegisterClientResponse, Status> {
+    async fn ask(
+        &self,
+        bootstrap: &Bootstrap,
+        key: &KeyPair,
+        link: &Link,
+    ) -> Result<v1::RegisterClientResponse, Status> {
         let mut wire = Wire::new(&self.site, Port::Registration, None);
         wire.cut = link.cut.clone();
         let request = v1::RegisterClientRequest {

@@ -46,7 +46,8 @@ pub fn run_many(
                     }
                 }
                 Err(error) => {
-                    *failed.lock().unwrap_or_else(PoisonError::into_inner) = Some(error.context(format!("seed {seed}")));
+                    *failed.lock().unwrap_or_else(PoisonError::into_inner) =
+                        Some(error.context(format!("seed {seed}")));
                     enough.store(true, Ordering::Relaxed);
                 }
             }

@@ -22,13 +22,8 @@ pub enum Mutation {
 }
 
 impl Mutation {
-    pub const ALL: [Self; 5] = [
-        Self::DrainingIsMember,
-        Self::UnknownIsGone,
-        Self::NoDrain,
-        Self::PendingIsNobody,
-        Self::OnDemandIsManaged,
-    ];
+    pub const ALL: [Self; 5] =
+        [Self::DrainingIsMember, Self::UnknownIsGone, Self::NoDrain, Self::PendingIsNobody, Self::OnDemandIsManaged];
 
     pub fn plan(self, snapshot: &Snapshot, now: Timestamp) -> Plan {
         let mut seen = snapshot.clone();

@@ -63,7 +63,13 @@ struct Wishes {
 type Client = OperatorServiceClient<Wire>;
 
 impl Operator {
-    pub(crate) fn start(site: &Arc<Site>, tasks: &Tasks, tenant: Tenant, chance: Arc<dyn Entropy>, manners: Manners) -> Arc<Self> {
+    pub(crate) fn start(
+        site: &Arc<Site>,
+        tasks: &Tasks,
+        tenant: Tenant,
+        chance: Arc<dyn Entropy>,
+        manners: Manners,
+    ) -> Arc<Self> {
         let operator = Arc::new(Self { tenant, site: site.clone(), chance, manners, wishes: Mutex::default() });
         let it = operator.clone();
         tasks.spawn_droppable("operator", async move { it.live().await });
@@ -153,7 +159,9 @@ impl Operator {
         let groups = client.list_groups(()).await?.into_inner().groups;
         for status in &groups {
             if status.tenant != self.tenant.as_str() {
-                self.site.judge().violate("I12", format!("{} is shown group {}/{}", self.tenant, status.tenant, status.key));
+                self.site
+                    .judge()
+                    .violate("I12", format!("{} is shown group {}/{}", self.tenant, status.tenant, status.key));
             }
         }
         let instances = self.instances(client).await?;

@@ -91,7 +91,9 @@ impl Plane {
         let fleet = Fleet::start(&site, &tasks, chance(seed, "fleet"), manners);
         let operators: Vec<_> = ["default", "acme"]
             .into_iter()
-            .map(|name| Operator::start(&site, &tasks, tenant(name), chance(seed, &format!("operator {name}")), manners))
+            .map(|name| {
+                Operator::start(&site, &tasks, tenant(name), chance(seed, &format!("operator {name}")), manners)
+            })
             .collect();
         for (operator, size) in operators.iter().zip(sizes) {
             let wish = Wish { size, is_static: true, instance_type: "small".to_owned(), deleted: false };
@@ -289,8 +291,7 @@ impl Plane {
     /// Whether everything is as asked for; if so, who stands.
     fn is_settled(&self) -> Result<Vec<InstanceId>, String> {
         let states = self.site.cloud().states();
-        let standing: BTreeMap<InstanceId, Seen> =
-            states.into_iter().filter(|(_, seen)| *seen != Seen::Gone).collect();
+        let standing: BTreeMap<InstanceId, Seen> = states.into_iter().filter(|(_, seen)| *seen != Seen::Gone).collect();
         let records: BTreeMap<InstanceId, _> = self
             .site
             .judge()
@@ -345,8 +346,7 @@ impl Plane {
             .map(|(id, _)| id)
             .collect();
         let web = super::site::group("default", "web");
-        let expected: BTreeSet<InstanceId> =
-            records.values().filter(|it| it.group == web).map(|it| it.id).collect();
+        let expected: BTreeSet<InstanceId> = records.values().filter(|it| it.group == web).map(|it| it.id).collect();
         if members != expected {
             return Err(format!("the load balancer knows {members:?}, the group is {expected:?}"));
         }

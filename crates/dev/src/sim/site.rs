@@ -25,7 +25,7 @@ use nstance_core::{
 use nstance_identity::{ca::NONCE_KEY_SECRET, keys::KeyPair};
 use nstance_providers::{
     fake::{FakeOptions, FakeProvider},
-    faulty::{FaultyProvider, Faults},
+    faulty::{Faults, FaultyProvider},
 };
 use nstance_rt::{clock::TokioClock, entropy::SeededEntropy, process::Process, tasks::Tasks};
 use nstance_server::{
@@ -93,10 +93,7 @@ impl Ground {
         };
         let group = found.as_ref().and_then(|it| it.tags.as_ref()).map(nstance_core::ports::provider::Tags::group_ref);
         let deleted = self.deleted.lock().unwrap_or_else(PoisonError::into_inner);
-        let balanced = matches!(
-            self.cloud.members(&lb()).get(&vm.instance),
-            Some(LbMember::In | LbMember::Draining)
-        );
+        let balanced = matches!(self.cloud.members(&lb()).get(&vm.instance), Some(LbMember::In | LbMember::Draining));
         Scene {
             now,
             seen: found.as_ref().and_then(|it| it.seen_at(self.clock.monotonic())),
@@ -138,9 +135,9 @@ pub(crate) struct Site {
 
 /// A stream of chance of its own for each purpose, so that one more draw here changes nothing there.
 pub(crate) fn chance(seed: u64, purpose: &str) -> Arc<dyn Entropy> {
-    let mix = purpose.bytes().fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
-        (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
-    });
+    let mix = purpose
+        .bytes()
+        .fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
     Arc::new(SeededEntropy::new(seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) ^ mix))
 }
 
@@ -229,12 +226,10 @@ impl Site {
             instances: instance_prefix(&shard()),
         };
         let plan = *self.store_plan.lock().unwrap_or_else(PoisonError::into_inner);
-        let store =
-            Arc::new(FaultyStore::new(Arc::new(witnessed), chance(self.seed, &format!("{name} store")), plan));
+        let store = Arc::new(FaultyStore::new(Arc::new(witnessed), chance(self.seed, &format!("{name} store")), plan));
         let faults = self.provider_faults.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let cloud = Arc::new(self.cloud().with_self(format!("machine-{n}")));
-        let provider =
-            Arc::new(FaultyProvider::new(cloud, chance(self.seed, &format!("{name} provider")), faults));
+        let provider = Arc::new(FaultyProvider::new(cloud, chance(self.seed, &format!("{name} provider")), faults));
         let cache = {
             let mut caches = self.caches.lock().unwrap_or_else(PoisonError::into_inner);
             match caches.get(&n) {

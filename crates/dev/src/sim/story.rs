@@ -145,8 +145,15 @@ impl Story {
 
     /// Up to `n` running VMs, of one group or of all.
     fn victims(&self, n: u64) -> Vec<InstanceId> {
-        let mut running: Vec<_> =
-            self.plane.site.cloud().states().into_iter().filter(|(_, seen)| *seen == Seen::Running).map(|(id, _)| id).collect();
+        let mut running: Vec<_> = self
+            .plane
+            .site
+            .cloud()
+            .states()
+            .into_iter()
+            .filter(|(_, seen)| *seen == Seen::Running)
+            .map(|(id, _)| id)
+            .collect();
         running.sort();
         running.dedup();
         let mut chosen = Vec::new();
@@ -216,7 +223,8 @@ impl Story {
 
     fn request(&self) {
         let mine: Vec<_> = self
-            .plane.site
+            .plane
+            .site
             .judge()
             .instances()
             .into_iter()
@@ -226,7 +234,9 @@ impl Story {
             return;
         }
         let it = &mine[usize::try_from(self.below(mine.len() as u64)).unwrap_or(0)];
-        let Some(operator) = self.plane.operators.iter().find(|operator| operator.tenant == it.group.tenant) else { return };
+        let Some(operator) = self.plane.operators.iter().find(|operator| operator.tenant == it.group.tenant) else {
+            return;
+        };
         if self.below(2) == 0 {
             operator.remove(it.id);
         } else {

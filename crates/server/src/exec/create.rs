@@ -90,14 +90,7 @@ fn mint(term: &Term, merged: &MergedGroup, now: Timestamp) -> InstanceId {
 }
 
 /// The first facts of an instance. Its hashes and its reason are the caller's to say.
-fn intent(
-    term: &Term,
-    state: &State,
-    merged: &MergedGroup,
-    id: InstanceId,
-    pair: Pair,
-    now: Timestamp,
-) -> Instance {
+fn intent(term: &Term, state: &State, merged: &MergedGroup, id: InstanceId, pair: Pair, now: Timestamp) -> Instance {
     let applied = term.applied();
     let life = applied.config.server.garbage_collection.registration_timeout;
     let life = if life.is_zero() { NONCE_LIFE } else { life };

@@ -8,7 +8,7 @@ use tonic::{Request, Response, Status};
 
 use super::{auth::Caller, convert, status::Refusal, watch};
 use crate::{
-    service::{certificates, explain, groups, instances, on_demand, status},
+    service::{certificates, explain, groups, instances, on_demand, refresh, status},
     term::Term,
     watch::{ErrorKind, EventKind, GroupKind, InstanceKind, Subscription},
 };
@@ -19,10 +19,6 @@ pub struct Operator {
 
 const PAGE: i32 = 200;
 const MAX_PAGE: i32 = 500;
-
-fn later(what: &str) -> Status {
-    Status::unimplemented(format!("{what} is not served by this build"))
-}
 
 #[tonic::async_trait]
 impl OperatorService for Operator {
@@ -50,8 +46,8 @@ impl OperatorService for Operator {
             zone: server.provider.zone.clone(),
             server_version: env!("CARGO_PKG_VERSION").to_owned(),
             stale: applied.stale,
-            pending_etag: String::new(),
-            apply_errors: Vec::new(),
+            pending_etag: term.shared.config.stored().pending.map(|etag| etag.to_string()).unwrap_or_default(),
+            apply_errors: refresh::apply_errors(term),
         }))
     }
 
@@ -121,9 +117,22 @@ impl OperatorService for Operator {
 
     async fn refresh_config(
         &self,
-        _: Request<v1::RefreshConfigRequest>,
+        request: Request<v1::RefreshConfigRequest>,
     ) -> Result<Response<v1::RefreshConfigResponse>, Status> {
-        Err(later("RefreshConfig"))
+        let caller = Caller::of(&request)?;
+        let (tenant, actor) = (caller.tenant().clone(), actor(&caller));
+        let v1::RefreshConfigRequest { confirm_removals, dry_run } = request.into_inner();
+        let asked = refresh::Refresh { tenant, actor, confirm_removals, dry_run };
+        let done = refresh::refresh(&self.term, asked).await?;
+        Ok(Response::new(v1::RefreshConfigResponse {
+            updated: done.updated,
+            prev_etag: done.prev_etag,
+            etag: done.etag,
+            changed_groups: done.changed_groups,
+            removed_groups: done.removed_groups,
+            restarted: done.restarted,
+            warnings: done.warnings,
+        }))
     }
 
     async fn upsert_group(

@@ -6,7 +6,7 @@
 use std::{
     collections::{BTreeMap, BTreeSet},
     path::{Path, PathBuf},
-    sync::{Arc, PoisonError, RwLock},
+    sync::{Arc, Mutex, PoisonError, RwLock},
 };
 
 use nstance_config::{Checks, Config, GroupLayer, Loaded, ProviderKind, Report, load};
@@ -28,6 +28,7 @@ use serde::{Deserialize, Serialize};
 use crate::world::Asked;
 
 /// The config in force.
+#[derive(Clone)]
 pub struct Applied {
     pub config: Config,
     pub key: String,
@@ -40,19 +41,46 @@ pub struct Applied {
 }
 
 /// Holds the config in force; a refresh puts another in its place, and whoever still holds the old one ends with it.
-pub struct InForce(RwLock<Arc<Applied>>);
+pub struct InForce {
+    now: RwLock<Arc<Applied>>,
+    /// What the process began with: some settings are read only then.
+    first: Arc<Applied>,
+    stored: Mutex<Stored>,
+}
+
+/// What is known of the stored config besides what is in force.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Stored {
+    /// Version of another one that lies in the store and waits for a refresh.
+    pub pending: Option<ETag>,
+    /// The store did not say what it has.
+    pub unread: bool,
+}
 
 impl InForce {
     pub fn new(applied: Applied) -> Self {
-        Self(RwLock::new(Arc::new(applied)))
+        let first = Arc::new(applied);
+        Self { now: RwLock::new(first.clone()), first, stored: Mutex::default() }
     }
 
     pub fn get(&self) -> Arc<Applied> {
-        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+        self.now.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     pub fn set(&self, applied: Applied) {
-        *self.0.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(applied);
+        *self.now.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(applied);
+    }
+
+    pub fn first(&self) -> &Applied {
+        &self.first
+    }
+
+    pub fn stored(&self) -> Stored {
+        self.stored.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    pub fn note_stored(&self, stored: Stored) {
+        *self.stored.lock().unwrap_or_else(PoisonError::into_inner) = stored;
     }
 }
 
@@ -122,19 +150,50 @@ async fn read(store: &dyn ObjectStore, last_good: &LastGood, shard: &Shard) -> R
     Err(ConfigError::Missing(first, second))
 }
 
+/// A stored config that is not the one in force: where it lies, and what it says. `None` if it is the same.
+pub async fn read_other(
+    store: &dyn ObjectStore,
+    in_force: &Applied,
+    shard: &Shard,
+) -> Result<Option<(String, Object)>, ConfigError> {
+    for key in config_keys(shard) {
+        let read = if key == in_force.key {
+            store.get_if_changed(&key, &in_force.etag).await
+        } else {
+            store.get(&key).await.map(Some)
+        };
+        match read {
+            // A store may know no conditional reads.
+            Ok(other) => {
+                let other = other.filter(|object| key != in_force.key || object.etag != in_force.etag);
+                return Ok(other.map(|object| (key, object)));
+            }
+            Err(error) if error.is_not_found() => {}
+            Err(error) => return Err(ConfigError::Store(error)),
+        }
+    }
+    let [first, second] = config_keys(shard);
+    Err(ConfigError::Missing(first, second))
+}
+
 fn apply(key: &str, object: &Object, shard: &Shard, now: Timestamp, stale: bool) -> Result<Applied, ConfigError> {
     let Loaded { report, config } = check(key, &object.body, Some(shard));
     match config {
-        Some(config) => Ok(Applied {
-            config,
-            key: key.to_owned(),
-            etag: object.etag.clone(),
-            size: object.body.len(),
-            modified: object.modified,
-            loaded_at: now,
-            stale,
-        }),
+        Some(config) => Ok(Applied { stale, ..applied(config, key, object, now) }),
         None => Err(ConfigError::Invalid { key: key.to_owned(), report: Box::new(report) }),
+    }
+}
+
+/// A valid config, as it is in force from now on.
+pub fn applied(config: Config, key: &str, object: &Object, now: Timestamp) -> Applied {
+    Applied {
+        config,
+        key: key.to_owned(),
+        etag: object.etag.clone(),
+        size: object.body.len(),
+        modified: object.modified,
+        loaded_at: now,
+        stale: false,
     }
 }
 
@@ -172,7 +231,7 @@ impl LastGood {
         apply(&kept.key, &object, shard, now, true).ok()
     }
 
-    fn remember(&self, key: &str, object: &Object) {
+    pub fn remember(&self, key: &str, object: &Object) {
         let write = || -> std::io::Result<()> {
             if let Some(dir) = self.path.parent() {
                 std::fs::create_dir_all(dir)?;

@@ -8,11 +8,12 @@ use std::{
     sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use nstance_config::{Code as ProblemCode, GroupField, GroupLayer, Problem, UpsertRequest, jsonc::Pos};
+use nstance_config::{Code as ProblemCode, Config, GroupField, GroupLayer, Problem, UpsertRequest, jsonc::Pos};
 use nstance_core::{
     ids::{GroupRef, InstanceId},
     instance::{Ownership, Phase},
     ports::objects::{StoreFault, Unavailable},
+    time::Timestamp,
 };
 use nstance_rt::chain::Chain;
 use nstance_store::{
@@ -27,12 +28,13 @@ use tokio::sync::oneshot;
 use tonic::Code;
 
 use super::{
-    config::{asked_of, group_etag, layer},
+    config::{Applied, asked_of, group_etag, layer},
     instances::is_leaving,
 };
 use crate::{
     events::{Reason, Tell},
     grpc::{auth::record_refusal, status::Refusal},
+    pace::Pace,
     term::Term,
 };
 
@@ -53,7 +55,7 @@ struct Waiting {
 }
 
 /// Whether a change was written, or why not.
-type Verdict = Result<bool, Refusal>;
+pub type Verdict = Result<bool, Refusal>;
 
 #[derive(Clone)]
 enum Held {
@@ -114,7 +116,7 @@ impl Groups {
 }
 
 /// A change of the file: what shall be there, nothing, or why not. Runs again on what others wrote meanwhile.
-type Decide = dyn Fn(&GroupsFile) -> Result<Option<GroupsFile>, Refusal> + Send + Sync;
+pub type Decide = dyn Fn(&GroupsFile) -> Result<Option<GroupsFile>, Refusal> + Send + Sync;
 
 /// Changes the file and, after the commit, what is asked of every group that differs. Answers whether anything was
 /// written. Goes on when the caller hangs up: memory must learn what the store has taken.
@@ -130,7 +132,7 @@ async fn change(term: &Arc<Term>, decide: Box<Decide>) -> Verdict {
             return;
         }
         let (decides, answers): (Vec<_>, Vec<_>) = batch.into_iter().map(|it| (it.decide, it.answer)).unzip();
-        for (verdict, answer) in commit(&term, &decides).await.into_iter().zip(answers) {
+        for (verdict, answer) in commit_all(&term, &decides).await.into_iter().zip(answers) {
             // Nobody waits any more: the change stands all the same.
             let _ = answer.send(verdict);
         }
@@ -139,17 +141,34 @@ async fn change(term: &Arc<Term>, decide: Box<Decide>) -> Verdict {
     answered.await.unwrap_or_else(|gone| Err(ended(gone)))
 }
 
-/// Commits changes together, and answers each.
-async fn commit(term: &Arc<Term>, batch: &[Box<Decide>]) -> Vec<Verdict> {
+/// A config on its way into force.
+pub struct Swap {
+    pub applied: Applied,
+    /// Groups that it takes away and that nobody confirmed, as the file stands then: they are held.
+    pub held: fn(&Term, &Applied, &GroupsFile) -> BTreeMap<GroupRef, Timestamp>,
+}
+
+/// One change in a turn of its own. With a config to put in force, that happens after the commit and before anybody
+/// else's turn, so that no decision is made on the one file and the other config.
+pub async fn commit(term: &Arc<Term>, decide: &Decide, next: Option<Swap>) -> Verdict {
+    let _turn = term.groups.turn.lock().await;
     let before = term.groups.file().unwrap_or_default();
-    match put(term, &before, batch).await {
+    let mut verdicts = put(term, &before, &[decide], next).await.map_err(|failed| failed.refusal)?;
+    verdicts.pop().unwrap_or(Ok(false))
+}
+
+/// Commits changes together, and answers each.
+async fn commit_all(term: &Arc<Term>, batch: &[Box<Decide>]) -> Vec<Verdict> {
+    let batch: Vec<&Decide> = batch.iter().map(AsRef::as_ref).collect();
+    let before = term.groups.file().unwrap_or_default();
+    match put(term, &before, &batch, None).await {
         Ok(verdicts) => verdicts,
         // Something in it cannot be stored, its size for one: that is told to whom it concerns.
         Err(Failed { alone: true, .. }) if 1 < batch.len() => {
             let mut verdicts = Vec::with_capacity(batch.len());
             for one in batch.chunks(1) {
                 let before = term.groups.file().unwrap_or_default();
-                match put(term, &before, one).await {
+                match put(term, &before, one, None).await {
                     Ok(its) => verdicts.extend(its),
                     Err(failed) => verdicts.push(Err(failed.refusal)),
                 }
@@ -182,7 +201,7 @@ impl From<Refusal> for Failed {
 }
 
 /// All decisions, each on what the ones before it made of the file. `None` if nothing changes.
-fn decide_all(term: &Term, batch: &[Box<Decide>], file: &GroupsFile) -> (Option<GroupsFile>, Vec<Verdict>) {
+fn decide_all(term: &Term, batch: &[&Decide], file: &GroupsFile) -> (Option<GroupsFile>, Vec<Verdict>) {
     let mut next: Option<GroupsFile> = None;
     let mut verdicts = Vec::with_capacity(batch.len());
     for decide in batch {
@@ -207,7 +226,12 @@ fn drop_departed(term: &Term, file: &mut GroupsFile) {
     }
 }
 
-async fn put(term: &Arc<Term>, before: &GroupsFile, batch: &[Box<Decide>]) -> Result<Vec<Verdict>, Failed> {
+async fn put(
+    term: &Arc<Term>,
+    before: &GroupsFile,
+    batch: &[&Decide],
+    swap: Option<Swap>,
+) -> Result<Vec<Verdict>, Failed> {
     let held = term.groups.held();
     if let Held::Unreadable(error, _) = &held {
         let message = format!("groups file cannot be changed before it is repaired: {error}");
@@ -216,6 +240,9 @@ async fn put(term: &Arc<Term>, before: &GroupsFile, batch: &[Box<Decide>]) -> Re
     }
     // Decided on what we hold first: a refusal, or nothing to do, costs no call.
     if let (None, verdicts) = decide_all(term, batch, before) {
+        if let Some(swap) = swap.filter(|_| verdicts.iter().all(Result::is_ok)) {
+            put_in_force(term, before, before, swap);
+        }
         return Ok(verdicts);
     }
     let records = term.shared.records.within(term.applied().config.server.request_timeout);
@@ -250,8 +277,59 @@ async fn put(term: &Arc<Term>, before: &GroupsFile, batch: &[Box<Decide>]) -> Re
         written => written,
     };
     let written = written.map_err(failed)?;
-    take_in(term, before, written);
-    Ok(said.into_inner().unwrap_or_else(PoisonError::into_inner))
+    let verdicts = said.into_inner().unwrap_or_else(PoisonError::into_inner);
+    match swap.filter(|_| verdicts.iter().all(Result::is_ok)) {
+        Some(swap) => {
+            put_in_force(term, before, &written.value, swap);
+            note(term, written);
+        }
+        None => take_in(term, before, written),
+    }
+    Ok(verdicts)
+}
+
+/// The file as it is known from now on.
+fn note(term: &Arc<Term>, file: Versioned<GroupsFile>) {
+    term.shared.cache.put_groups(term.shared.records.groups_key(), &file);
+    *term.groups.held.lock().unwrap_or_else(PoisonError::into_inner) = Held::Present(Box::new(file));
+}
+
+/// Swaps the config and asks every group anew that it changes. All of them are woken, old and new.
+fn put_in_force(term: &Arc<Term>, before: &GroupsFile, after: &GroupsFile, swap: Swap) {
+    let Swap { applied: next, held } = swap;
+    let (old, held) = (term.applied(), held(term, &next, after));
+    let ca_bundle = term.shared.authority.bundle_pem();
+    let changed = differing((&old.config, before), (&next.config, after), &ca_bundle);
+    let named = named((&old.config, before), (&next.config, after));
+    let asked: BTreeMap<_, _> =
+        changed.iter().map(|group| (group.clone(), asked_of(&next.config, Some(after), group, &ca_bundle))).collect();
+    term.world.configure(&next.config.server);
+    term.gate.set_pace(Pace::of(&next.config.server));
+    // Before anything is asked: a worker that wakes at once must not see a size of nothing without its hold.
+    term.world.lock().mass_removal = held;
+    term.world.forgive(changed.iter());
+    term.shared.config.set(next);
+    term.world.ask(asked);
+    term.images.refresh();
+    for group in &named {
+        term.wake(group);
+    }
+}
+
+/// Every group that one of two pictures names.
+fn named<'a>(old: (&'a Config, &'a GroupsFile), new: (&'a Config, &'a GroupsFile)) -> BTreeSet<GroupRef> {
+    let of = |(config, file): (&'a Config, &'a GroupsFile)| {
+        config.groups.keys().chain(file.groups.keys()).chain(file.deleted.keys())
+    };
+    of(old).chain(of(new)).cloned().collect()
+}
+
+/// The groups of which something else is asked.
+pub fn differing(old: (&Config, &GroupsFile), new: (&Config, &GroupsFile), ca_bundle: &str) -> BTreeSet<GroupRef> {
+    let differs = |group: &GroupRef| {
+        asked_of(old.0, Some(old.1), group, ca_bundle) != asked_of(new.0, Some(new.1), group, ca_bundle)
+    };
+    named(old, new).into_iter().filter(differs).collect()
 }
 
 /// From the committed file into memory: every group whose part differs is asked for anew, and woken.
@@ -272,11 +350,21 @@ fn take_in(term: &Arc<Term>, before: &GroupsFile, file: Versioned<GroupsFile>) {
         .collect();
     let changed: Vec<GroupRef> = asked.keys().cloned().collect();
     term.world.ask(asked);
-    term.shared.cache.put_groups(term.shared.records.groups_key(), &file);
-    *term.groups.held.lock().unwrap_or_else(PoisonError::into_inner) = Held::Present(Box::new(file));
+    for group in &changed {
+        if is_explicit(after, group) {
+            term.world.release(group);
+        }
+    }
+    note(term, file);
     for group in &changed {
         term.wake(group);
     }
+}
+
+/// Whether the API's own word decides on a group's size, or its end: the removal brake is about the config's.
+fn is_explicit(file: &GroupsFile, group: &GroupRef) -> bool {
+    let entry = file.groups.get(group);
+    file.deleted.contains_key(group) || entry.is_some_and(|entry| entry.size.is_some() || entry.template.is_some())
 }
 
 fn same_etag(file: &GroupsFile, group: &GroupRef, expected: &str) -> Result<(), Refusal> {
@@ -406,6 +494,10 @@ pub async fn delete(term: &Arc<Term>, removal: Removal) -> Result<(), Refusal> {
     let (group, actor) = (removal.group.clone(), removal.actor.clone());
     let deciding = term.clone();
     let changed = change(term, Box::new(move |file| decide_removal(&deciding, &removal, file))).await?;
+    // Naming it is the word that the removal brake waits for.
+    if term.world.release(&group) {
+        term.wake(&group);
+    }
     if term.applied().config.groups.contains_key(&group) {
         let message = "the config file holds this group: its override is dropped, the group stays";
         term.tell(Tell::group(Reason::GroupChanged, &group, message).warning().by(actor));

@@ -25,11 +25,10 @@ use crate::{
 
 pub async fn work(term: Arc<Term>) {
     let token = term.tasks.token().clone();
-    let server = &term.applied().config.server;
-    let (interval, timeout) = (server.garbage_collection.interval, server.request_timeout);
     // The first one decides whether anything may be made or removed at all: it is tried until it succeeds.
     let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
     loop {
+        let timeout = term.applied().config.server.request_timeout;
         let listed = tokio::select! {
             biased;
             () = token.cancelled() => return,
@@ -37,6 +36,8 @@ pub async fn work(term: Arc<Term>) {
         };
         let wait = if listed {
             backoff.reset();
+            // Read each time: a refresh may have changed it.
+            let interval = term.applied().config.server.garbage_collection.interval;
             if interval.is_zero() { Duration::MAX } else { interval }
         } else {
             backoff.next(term.shared.entropy.as_ref()) + Duration::from_millis(50)

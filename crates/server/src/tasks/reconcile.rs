@@ -82,7 +82,9 @@ fn pass(term: &Arc<Term>, group: &GroupRef) -> Duration {
     watch::passed(term, group);
     if !creates && plan.holds.is_empty() {
         // Nobody will be replaced for what was lost so far: a later loss must not be timed from an older one.
-        term.world.lock().group(group).losses.clear();
+        if let Some(it) = term.world.lock().groups.get_mut(group) {
+            it.losses.clear();
+        }
     }
     let wake_at = [plan.wake_at, term.world.next_look(group)].into_iter().flatten().min();
     // Never zero: a moment that is already past was acted on in this very pass.
@@ -94,7 +96,9 @@ fn pass(term: &Arc<Term>, group: &GroupRef) -> Duration {
 fn tell_holds(term: &Term, group: &GroupRef, holds: &[Hold]) {
     let before = {
         let mut state = term.world.lock();
-        std::mem::replace(&mut state.group(group).holds, holds.to_vec())
+        // Gone for good: nobody is left to tell of.
+        let Some(it) = state.groups.get_mut(group) else { return };
+        std::mem::replace(&mut it.holds, holds.to_vec())
     };
     let same = |a: &Hold, b: &Hold| a.kind == b.kind && a.instance == b.instance;
     for hold in holds.iter().filter(|it| hold_is_told(it) && !before.iter().any(|old| same(it, old))) {

@@ -77,7 +77,7 @@ fn group_view(state: &State, group: &GroupRef, it: &GroupState, now: Timestamp) 
             .filter(|record| record.group.as_ref() == Some(group))
             .map(|record| record.key.clone())
             .collect(),
-        mass_removal: None,
+        mass_removal: state.mass_removal.get(group).copied(),
     }
 }
 

@@ -55,6 +55,11 @@ impl Meddler {
         self.puts.lock().expect("no panic").iter().filter(|key| key.contains(part_of_key)).count()
     }
 
+    /// Whether a write waits.
+    pub fn is_holding(&self) -> bool {
+        0 < self.held.receiver_count()
+    }
+
     fn check(&self, op: &'static str, key: &str) -> Result<(), StoreError> {
         let unreadable = self.unreadable.lock().expect("no panic");
         if unreadable.as_ref().is_some_and(|part| key.contains(part)) {
