@@ -148,7 +148,12 @@ impl Judge {
             state.keys.insert(new.id, key.to_owned());
             state.records.insert(key.to_owned(), (new.clone(), meta.clone()))
         };
-        self.note(format!("record {} {} epoch {}", new.id, new.phase().as_str(), meta.epoch));
+        let why = match (&new.delete, new.open_drain()) {
+            (Some(delete), _) => format!(" ({})", delete.reason),
+            (None, Some(drain)) => format!(" ({})", drain.reason.as_str()),
+            (None, None) => String::new(),
+        };
+        self.note(format!("record {} {}{why} epoch {}", new.id, new.phase().as_str(), meta.epoch));
         let Some((old, old_meta)) = before else {
             if self.state().forgotten.contains(key) {
                 self.violate("I11", format!("{} is used again after its record was removed", new.id));

@@ -156,7 +156,9 @@ fn apply(term: &Arc<Term>, instance: InstanceId, answer: Described) {
     let never_seen = entry.vm.is_none();
     // The latest moment at which the VM may have been made.
     let shown_at = entry.vm.as_ref().and_then(|vm| vm.created_at);
-    let made_at = [Some(entry.instance().created_at), entry.instance().provider.confirmed_at, shown_at];
+    let it = entry.instance();
+    let registered_at = it.registration.as_ref().map(|registration| registration.at);
+    let made_at = [Some(it.created_at), it.provider.confirmed_at, registered_at, shown_at];
     let is_fresh = made_at.into_iter().flatten().max().is_some_and(|at| now.since(at) < visibility);
     let (before, phase, group) = (entry.seen, entry.phase(), entry.instance().group.clone());
     let (seen, vm) = match answer {

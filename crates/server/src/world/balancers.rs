@@ -107,6 +107,15 @@ impl State {
                 {
                     LbState::Deregistering
                 }
+                // Nobody can say whether it is in: an earlier leader may have put it there. Asking for it once more does
+                // no harm, and whoever wants it out knows that it may be in.
+                None if members.is_none()
+                    && it.phase() == Phase::Running
+                    && it.ownership == Ownership::Managed
+                    && is_listed(self.groups.get(&it.group), lb) =>
+                {
+                    LbState::Registering
+                }
                 None => continue,
             };
             let known = entry.balancers.entry(lb.clone()).or_insert_with(|| Balance::new(LbState::Absent, now));
