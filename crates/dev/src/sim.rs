@@ -62,7 +62,7 @@ pub fn run(seed: u64, setup: Setup) -> anyhow::Result<Outcome> {
         };
         let story = story::Story::begin(seed, planner).await?;
         story.play(setup.steps).await;
-        story.plane.heal();
+        story.plane.heal().await;
         story.plane.settle().await;
         story.plane.close().await;
         let (violations, trace, digest, stats) = story.plane.site.judge().verdict();

@@ -10,7 +10,7 @@ use std::{
 
 use nstance_core::{
     ids::{Epoch, GroupRef, InstanceId},
-    instance::{Instance, Phase, Seen},
+    instance::{DrainReason, Instance, Ownership, Phase, Seen},
     time::Timestamp,
 };
 use nstance_store::records::{self, Meta};
@@ -165,6 +165,15 @@ impl Judge {
         }
         if old.open_drain().is_none() && new.open_drain().is_some() {
             self.count(|stats| stats.drains += 1);
+        }
+        if let Some(drain) = new.open_drain()
+            && new.ownership == Ownership::OnDemand
+            && !matches!(
+                drain.reason,
+                DrainReason::Requested | DrainReason::OndemandExpiry | DrainReason::SpotTerminating
+            )
+        {
+            self.violate("I13", format!("{} is nobody's member and is drained for {}", new.id, drain.reason.as_str()));
         }
         if meta.epoch < old_meta.epoch {
             self.violate("I10", format!("epoch of {} falls from {} to {}", new.id, old_meta.epoch, meta.epoch));

@@ -48,16 +48,40 @@ pub(crate) struct Operator {
     chance: Arc<dyn Entropy>,
     manners: Manners,
     wishes: Mutex<Wishes>,
+    view: Mutex<View>,
 }
 
 #[derive(Default)]
 struct Wishes {
     groups: BTreeMap<String, Wish>,
+    /// Instances asked for one by one, by request id.
+    on_demand: BTreeMap<String, OnDemand>,
+    /// Whether a config was uploaded that nobody has asked the server to take yet.
+    refresh: bool,
     /// Instances that shall go, each until the server has taken it up.
     remove: BTreeSet<InstanceId>,
     replace: BTreeSet<InstanceId>,
     /// When each drain is acknowledged; `None`: never.
     acks: BTreeMap<(InstanceId, String), Option<tokio::time::Instant>>,
+}
+
+/// An instance that was asked for by itself.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+struct OnDemand {
+    group: String,
+    /// Once the server has told it.
+    id: Option<InstanceId>,
+    /// Not wanted any more.
+    over: bool,
+}
+
+/// What a watch of instances has told so far.
+#[derive(Default)]
+struct View {
+    token: String,
+    living: BTreeMap<InstanceId, String>,
+    /// A snapshot on its way: what it does not name is gone.
+    fresh: Option<BTreeMap<InstanceId, String>>,
 }
 
 type Client = OperatorServiceClient<Wire>;
@@ -70,7 +94,7 @@ impl Operator {
         chance: Arc<dyn Entropy>,
         manners: Manners,
     ) -> Arc<Self> {
-        let operator = Arc::new(Self { tenant, site: site.clone(), chance, manners, wishes: Mutex::default() });
+        let operator = Arc::new(Self { tenant, site: site.clone(), chance, manners, wishes: Mutex::default(), view: Mutex::default() });
         let it = operator.clone();
         tasks.spawn_droppable("operator", async move { it.live().await });
         operator
@@ -99,14 +123,101 @@ impl Operator {
         self.wishes().replace.insert(id);
     }
 
+    /// Asks for an instance outside of any group's size.
+    pub(crate) fn ask_for(&self, request: String, group: String) {
+        self.site.judge().note(format!("{} asks for {request} in {group}", self.tenant));
+        self.wishes().on_demand.insert(request, OnDemand { group, ..OnDemand::default() });
+    }
+
+    /// Gives back one that was asked for by itself. Says whether there was one.
+    pub(crate) fn give_back(&self) -> bool {
+        let mut wishes = self.wishes();
+        let Some((request, it)) = wishes.on_demand.iter_mut().find(|(_, it)| !it.over && it.id.is_some()) else {
+            return false;
+        };
+        it.over = true;
+        self.site.judge().note(format!("{} gives {request} back", self.tenant));
+        true
+    }
+
+    /// Instances that were asked for by themselves and are still wanted.
+    pub(crate) fn on_demand(&self) -> BTreeSet<InstanceId> {
+        self.wishes().on_demand.values().filter(|it| !it.over).filter_map(|it| it.id).collect()
+    }
+
+    /// A config was uploaded: the server is asked to take it.
+    pub(crate) fn refresh(&self) {
+        self.wishes().refresh = true;
+    }
+
+    /// Instances that live, as the watch has told.
+    pub(crate) fn watched(&self) -> BTreeSet<InstanceId> {
+        let view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
+        view.living.iter().filter(|(_, status)| *status != "failed").map(|(id, _)| *id).collect()
+    }
+
     /// Whether the servers have taken up everything.
     pub(crate) fn is_content(&self) -> bool {
         let wishes = self.wishes();
-        wishes.remove.is_empty() && wishes.replace.is_empty()
+        let settled = |it: &OnDemand| it.id.is_some();
+        let asked = wishes.on_demand.values().all(settled) && !wishes.refresh;
+        asked && wishes.remove.is_empty() && wishes.replace.is_empty()
     }
 
     async fn live(&self) {
         let leaf = self.register().await;
+        tokio::join!(self.work(leaf.clone()), self.watch(leaf));
+    }
+
+    /// Follows the tenant's instances for ever.
+    async fn watch(&self, leaf: Arc<[u8]>) {
+        loop {
+            let mut client = OperatorServiceClient::new(Wire::new(&self.site, Port::Operator, Some(leaf.clone())));
+            let resumes = below(self.chance.as_ref(), 2) == 0;
+            let token = self.view.lock().unwrap_or_else(PoisonError::into_inner).token.clone();
+            let request = v1::WatchRequest { resume_token: if resumes { token } else { String::new() } };
+            let ended = async {
+                let mut events = client.watch_instances(request).await?.into_inner();
+                while let Some(event) = events.message().await? {
+                    self.shown(&event);
+                }
+                Ok::<_, Status>(())
+            };
+            if let Err(status) = ended.await {
+                self.site.heard("WatchInstances", &status);
+            }
+            self.view.lock().unwrap_or_else(PoisonError::into_inner).fresh = None;
+            tokio::time::sleep(Duration::from_millis(200) + jitter(self.chance.as_ref(), Duration::from_secs(1))).await;
+        }
+    }
+
+    fn shown(&self, event: &v1::InstanceEvent) {
+        let mut view = self.view.lock().unwrap_or_else(PoisonError::into_inner);
+        if !event.resume_token.is_empty() {
+            view.token.clone_from(&event.resume_token);
+        }
+        if event.status == "snapshot_end" {
+            view.living = view.fresh.take().unwrap_or_default();
+            return;
+        }
+        let Ok(id) = event.instance_id.parse::<InstanceId>() else {
+            self.site.judge().violate("watch", format!("{} is told of {:?}", self.tenant, event.instance_id));
+            return;
+        };
+        let foreign = self.site.judge().instance(id).is_some_and(|it| it.group.tenant != self.tenant);
+        if foreign || event.tenant != self.tenant.as_str() {
+            self.site.judge().violate("I12", format!("{} is told of instance {id} of another tenant", self.tenant));
+        }
+        let View { living, fresh, .. } = &mut *view;
+        let map = if event.snapshot { fresh.get_or_insert_default() } else { living };
+        if event.status == "deleted" {
+            map.remove(&id);
+        } else {
+            map.insert(id, event.status.clone());
+        }
+    }
+
+    async fn work(&self, leaf: Arc<[u8]>) {
         let mut client = OperatorServiceClient::new(Wire::new(&self.site, Port::Operator, Some(leaf)));
         loop {
             let pass = tokio::time::timeout(Duration::from_secs(20), self.pass(&mut client)).await;
@@ -170,6 +281,11 @@ impl Operator {
             let status = groups.iter().find(|status| status.key == key);
             self.reconcile(client, &key, &wish, status).await?;
         }
+        self.ask(client).await?;
+        let refresh = self.wishes().refresh;
+        if refresh {
+            self.take_config(client).await?;
+        }
         let (remove, replace) = {
             let wishes = self.wishes();
             (wishes.remove.clone(), wishes.replace.clone())
@@ -184,6 +300,69 @@ impl Operator {
             settled(client.replace_instance(request).await)?;
             self.wishes().replace.remove(&id);
         }
+        Ok(())
+    }
+
+    /// Asks for instances one by one, again and again under the same request: there is only ever one of each.
+    async fn ask(&self, client: &mut Client) -> Result<(), Status> {
+        let asked: Vec<_> = self.wishes().on_demand.clone().into_iter().collect();
+        for (request_id, it) in asked {
+            if it.over {
+                if let Some(id) = it.id {
+                    let request = v1::DeleteInstanceRequest { instance_id: id.to_string(), ..Default::default() };
+                    settled(client.delete_instance(request).await)?;
+                }
+                continue;
+            }
+            if it.id.is_some() && 0 < below(self.chance.as_ref(), 20) {
+                continue;
+            }
+            let config = v1::InstanceConfig { group: it.group.clone(), ..Default::default() };
+            let request = v1::CreateInstanceRequest { config: Some(config), request_id: request_id.clone(), ..Default::default() };
+            match client.create_instance(request).await {
+                Ok(answer) => {
+                    let id = answer.get_ref().instance_id.parse::<InstanceId>().ok();
+                    // After its record is gone nobody remembers the request.
+                    let stands = it.id.is_some_and(|id| self.site.judge().instance(id).is_some());
+                    if stands && id != it.id {
+                        let what = format!("{request_id} made {:?} and then {id:?}", it.id);
+                        self.site.judge().violate("idempotency", what);
+                    }
+                    if let Some(it) = self.wishes().on_demand.get_mut(&request_id) {
+                        it.id = it.id.filter(|_| stands).or(id);
+                    }
+                }
+                // Its group is gone: nothing will come of it.
+                Err(status) if matches!(status.code(), Code::NotFound | Code::FailedPrecondition) => {
+                    if it.id.is_none() {
+                        self.wishes().on_demand.remove(&request_id);
+                    }
+                }
+                Err(status) => return Err(status),
+            }
+        }
+        Ok(())
+    }
+
+    async fn take_config(&self, client: &mut Client) -> Result<(), Status> {
+        let ask = |confirm_removals| v1::RefreshConfigRequest { confirm_removals, dry_run: false };
+        match client.refresh_config(ask(false)).await {
+            Ok(answer) if answer.get_ref().warnings.is_empty() => {}
+            Ok(_) => {
+                client.refresh_config(ask(true)).await?;
+            }
+            // Too much at once: a person would look, and say yes.
+            Err(status) if status.code() == Code::FailedPrecondition => {
+                client.refresh_config(ask(true)).await?;
+            }
+            // A config that is wrong will be followed by one that is right.
+            Err(status) if status.code() == Code::InvalidArgument => {
+                self.site.judge().note(format!("config refused: {}", status.message().lines().next().unwrap_or_default()));
+                return Ok(());
+            }
+            Err(status) => return Err(status),
+        }
+        self.wishes().refresh = false;
         Ok(())
     }
 

@@ -2,7 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::Arc,
+    sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
 
@@ -72,6 +72,9 @@ impl Beginning {
 }
 
 pub struct Plane {
+    /// The config as it was uploaded last, and the groups that only it names.
+    pub(crate) config: Mutex<Value>,
+    pub(crate) statics: Mutex<BTreeMap<GroupRef, u32>>,
     pub(crate) site: Arc<Site>,
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) operators: Vec<Arc<Operator>>,
@@ -99,7 +102,7 @@ impl Plane {
             let wish = Wish { size, is_static: true, instance_type: "small".to_owned(), deleted: false };
             operator.want("web", wish);
         }
-        Ok(Self { site, fleet, operators, tasks })
+        Ok(Self { config: Mutex::new(value), statics: Mutex::default(), site, fleet, operators, tasks })
     }
 
     /// What a tenant wants of a group that the config has.
@@ -112,6 +115,45 @@ impl Plane {
             self.site.group_goes(operator.group(group));
         }
         operator.want(group, wish);
+    }
+
+    /// Changes the config, uploads it, and has the server asked to take it.
+    pub async fn change_config(&self, change: impl FnOnce(&mut Value)) {
+        let value = {
+            let mut value = self.config.lock().unwrap_or_else(PoisonError::into_inner);
+            change(&mut value);
+            value.clone()
+        };
+        self.upload(&value).await;
+    }
+
+    /// Uploads something in the place of the config, which itself stays as it was.
+    pub async fn upload(&self, value: &Value) {
+        // The bucket itself is never at fault.
+        self.site.upload(value).await.expect("the bucket takes it");
+        self.operators[0].refresh();
+    }
+
+    /// A group of `acme` that only the config names, of this size; or not any more.
+    pub async fn static_group(&self, key: &str, size: Option<u32>) {
+        let group = super::site::group("acme", key);
+        self.note(format!("the config asks for {size:?} of {group}"));
+        {
+            let mut statics = self.statics.lock().unwrap_or_else(PoisonError::into_inner);
+            if size.is_none() {
+                self.site.group_goes(group.clone());
+            }
+            statics.insert(group, size.unwrap_or(0));
+        }
+        self.change_config(|config| match size {
+            Some(size) => config["groups"]["acme"][key] = json!({ "template": "knc", "size": size }),
+            None => {
+                if let Some(groups) = config["groups"]["acme"].as_object_mut() {
+                    groups.remove(key);
+                }
+            }
+        })
+        .await;
     }
 
     pub(crate) fn operator(&self, tenant: &str) -> &Arc<Operator> {
@@ -235,7 +277,8 @@ impl Plane {
     }
 
     /// Everything heals.
-    pub fn heal(&self) {
+    pub async fn heal(&self) {
+        self.change_config(|_| {}).await;
         self.note("everything heals");
         let site = &self.site;
         site.set_store(FaultPlan::default());
@@ -316,6 +359,16 @@ impl Plane {
             }
         }
         let mut wanted: BTreeMap<GroupRef, Wish> = BTreeMap::new();
+        for (group, size) in self.statics.lock().unwrap_or_else(PoisonError::into_inner).iter() {
+            let wish = Wish { size: *size, is_static: true, instance_type: "small".to_owned(), deleted: false };
+            wanted.insert(group.clone(), wish);
+        }
+        let alone: BTreeSet<InstanceId> =
+            records.values().filter(|it| it.ownership == Ownership::OnDemand).map(|it| it.id).collect();
+        let asked: BTreeSet<InstanceId> = self.operators.iter().flat_map(|operator| operator.on_demand()).collect();
+        if let Some(id) = alone.difference(&asked).next() {
+            return Err(format!("{id} stands by itself and nobody asked for it"));
+        }
         for operator in &self.operators {
             if !operator.is_content() {
                 return Err(format!("{} still asks", operator.tenant));
@@ -334,7 +387,17 @@ impl Plane {
                 return Err(format!("{group} has {old} of another type than {}", wish.instance_type));
             }
         }
-        if let Some(it) = records.values().find(|it| !wanted.contains_key(&it.group)) {
+        for operator in &self.operators {
+            let mine: BTreeSet<InstanceId> =
+                records.values().filter(|it| it.group.tenant == operator.tenant).map(|it| it.id).collect();
+            let watched = operator.watched();
+            if watched != mine {
+                let (more, less): (Vec<_>, Vec<_>) = (watched.difference(&mine).collect(), mine.difference(&watched).collect());
+                return Err(format!("the watch of {} shows {more:?} too many and {less:?} not", operator.tenant));
+            }
+        }
+        let managed = |it: &&Instance| it.ownership == Ownership::Managed;
+        if let Some(it) = records.values().filter(managed).find(|it| !wanted.contains_key(&it.group)) {
             return Err(format!("{} is in {}, which nobody asks for", it.id, it.group));
         }
         let members: BTreeSet<InstanceId> = self
@@ -346,7 +409,7 @@ impl Plane {
             .map(|(id, _)| id)
             .collect();
         let web = super::site::group("default", "web");
-        let expected: BTreeSet<InstanceId> = records.values().filter(|it| it.group == web).map(|it| it.id).collect();
+        let expected: BTreeSet<InstanceId> = records.values().filter(managed).filter(|it| it.group == web).map(|it| it.id).collect();
         if members != expected {
             return Err(format!("the load balancer knows {members:?}, the group is {expected:?}"));
         }

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use nstance_core::{
     ids::InstanceId,
-    instance::{Phase, Seen},
+    instance::{Ownership, Phase, Seen},
     ports::{clock::Entropy, provider::ErrorClass},
 };
 use nstance_providers::{
@@ -103,14 +103,16 @@ impl Story {
                 () = self.plane.site.judge().broken.cancelled() => return,
                 () = tokio::time::sleep(wait) => {}
             }
-            self.step();
+            self.step().await;
             self.plane.site.judge().count(|stats| stats.steps += 1);
             self.plane.look();
         }
     }
 
-    fn step(&self) {
-        match self.below(100) {
+    async fn step(&self) {
+        match self.below(112) {
+            100..105 => self.alone(),
+            105..112 => self.configure().await,
             0..16 => self.scale(),
             16..22 => self.dynamic(),
             22..32 => self.kill(),
@@ -189,6 +191,40 @@ impl Story {
         }
     }
 
+    /// An instance outside of any size comes or goes.
+    fn alone(&self) {
+        let (operator, key, _) = self.some_group();
+        if self.below(3) == 0 && operator.give_back() {
+            return;
+        }
+        let n = self.n_groups.get();
+        self.n_groups.set(n + 1);
+        operator.ask_for(format!("request-{n}"), key);
+    }
+
+    /// Another config: a static group comes, goes or changes, a setting changes, or it is no config at all.
+    async fn configure(&self) {
+        match self.below(6) {
+            0 => self.plane.static_group("fixed", None).await,
+            1..3 => self.plane.static_group("fixed", Some(size(self.chance.as_ref(), 3))).await,
+            3 => {
+                let n = self.below(1000);
+                self.note(format!("the config says {n}"));
+                self.plane.change_config(|config| config["defaults"]["vars"]["n"] = n.to_string().into()).await;
+            }
+            4 => {
+                let drain = 5 + self.below(20);
+                self.note(format!("the config drains for {drain} s"));
+                let text = format!("{drain}s");
+                self.plane.change_config(|config| config["server"]["default_drain_timeout"] = text.into()).await;
+            }
+            _ => {
+                self.note("the config is nonsense for a while");
+                self.plane.upload(&serde_json::json!({ "server": 1 })).await;
+            }
+        }
+    }
+
     fn kill(&self) {
         for id in self.victims(1 + self.below(3)) {
             self.note(format!("VM of {id} dies"));
@@ -230,6 +266,7 @@ impl Story {
             .into_iter()
             .filter(|it| matches!(it.phase(), Phase::Running | Phase::Provisioning))
             .collect();
+        let mine: Vec<_> = mine.into_iter().filter(|it| it.ownership == Ownership::Managed).collect();
         if mine.is_empty() {
             return;
         }
