@@ -1,7 +1,7 @@
 # Thin aliases; the logic lives in nstance-dev, where it is typed and tested.
 CARGO ?= cargo
 
-.PHONY: dev clean-dev test lint build nstance-server nstance-agent nstance-dev
+.PHONY: dev clean-dev test sim lint build nstance-server nstance-agent nstance-dev
 
 dev: build
 	./target/debug/nstance-dev up
@@ -15,6 +15,10 @@ build:
 test:
 	$(CARGO) build --locked --bins
 	$(CARGO) test --locked --workspace
+
+# The simulation as it should be run: optimised, with a thousand seeds and every crash point.
+sim:
+	$(CARGO) test --locked --profile sim -p nstance-dev --test 'sim_*' -- --include-ignored --nocapture
 
 lint:
 	$(CARGO) fmt --all --check

@@ -34,11 +34,13 @@ pub struct Setup {
     pub steps: u64,
     /// A planner that is wrong in one way, to see whether anybody notices.
     pub mutation: Option<Mutation>,
+    /// Whether the second opinion on each plan is heard, or only what comes of the plans.
+    pub hears_checker: bool,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { steps: 30, mutation: None }
+        Self { steps: 30, mutation: None, hears_checker: true }
     }
 }
 
@@ -60,7 +62,7 @@ pub fn run(seed: u64, setup: Setup) -> anyhow::Result<Outcome> {
             None => Arc::new(plan::plan),
             Some(mutation) => Arc::new(move |snapshot, now| mutation.plan(snapshot, now)),
         };
-        let story = story::Story::begin(seed, planner).await?;
+        let story = story::Story::begin(seed, planner, setup.hears_checker).await?;
         story.play(setup.steps).await;
         story.plane.heal().await;
         story.plane.settle().await;

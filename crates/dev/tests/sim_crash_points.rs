@@ -32,7 +32,7 @@ async fn plane() -> Plane {
 }
 
 /// Everything that a group and an instance go through: made, registered, drained and deleted, rolled over, deleted by
-/// request, a group made and deleted. Calls `next` before each part, and waits after each until all is as asked.
+/// request, a group made and deleted. Waits after each until all is as asked.
 async fn life(plane: &Plane) {
     plane.settle().await;
     plane.want("default", "web", |wish| wish.size = 1);
@@ -77,7 +77,9 @@ fn crash_at(n: usize, side: Side, disk: Disk) -> String {
     })
 }
 
+/// Slow without optimisation; `make sim` runs it as it should be.
 #[test]
+#[ignore = "a minute of an optimised build"]
 fn a_crash_at_every_write_and_call_is_made_good() {
     let points = points();
     for part in ["create", "delete", "lb_register", "lb_deregister", "put shard/s1/instance", "put shard/s1/groups"] {

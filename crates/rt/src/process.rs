@@ -29,6 +29,27 @@ struct State {
     aborts: Vec<tokio::task::AbortHandle>,
     /// How many polls are left before it stops for good.
     polls_left: Option<u64>,
+    /// Polls since the clock moved last.
+    busy: Option<(tokio::time::Instant, u64)>,
+    spins: bool,
+}
+
+/// More than this at one moment of a simulated clock is a loop that waits for nothing.
+const SPIN: u64 = 200_000;
+
+impl State {
+    /// A process that spins would keep a clock that jumps from timer to timer from ever moving: it is stopped.
+    fn watch_out(&mut self, now: tokio::time::Instant) {
+        let n = match self.busy {
+            Some((at, n)) if at == now => n + 1,
+            _ => 0,
+        };
+        self.busy = Some((now, n));
+        if SPIN < n {
+            self.spins = true;
+            self.frozen = true;
+        }
+    }
 }
 
 impl Process {
@@ -48,7 +69,7 @@ impl Process {
     pub fn thaw(&self) {
         let wakers = {
             let mut state = self.state();
-            state.frozen = self.killed.is_cancelled();
+            state.frozen = self.killed.is_cancelled() || state.spins;
             std::mem::take(&mut state.wakers)
         };
         wakers.into_iter().for_each(Waker::wake);
@@ -56,6 +77,11 @@ impl Process {
 
     pub fn is_frozen(&self) -> bool {
         self.state().frozen
+    }
+
+    /// Whether it was stopped because it span.
+    pub fn spins(&self) -> bool {
+        self.state().spins
     }
 
     pub fn is_killed(&self) -> bool {
@@ -117,6 +143,7 @@ impl Process {
     /// Whether something may be polled now; if not, it is woken when it may.
     pub fn poll_runs(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut state = self.state();
+        state.watch_out(tokio::time::Instant::now());
         if let Some(left) = state.polls_left.filter(|_| !state.frozen) {
             state.polls_left = left.checked_sub(1);
             if left == 0 {

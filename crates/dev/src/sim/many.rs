@@ -120,5 +120,8 @@ fn command(seed: u64, setup: Setup) -> String {
     if let Some(value) = setup.mutation.and_then(|mutation| mutation.to_possible_value()) {
         text += &format!(" --mutate {}", value.get_name());
     }
+    if !setup.hears_checker {
+        text += " --blind";
+    }
     text
 }

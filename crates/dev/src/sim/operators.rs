@@ -94,7 +94,14 @@ impl Operator {
         chance: Arc<dyn Entropy>,
         manners: Manners,
     ) -> Arc<Self> {
-        let operator = Arc::new(Self { tenant, site: site.clone(), chance, manners, wishes: Mutex::default(), view: Mutex::default() });
+        let operator = Arc::new(Self {
+            tenant,
+            site: site.clone(),
+            chance,
+            manners,
+            wishes: Mutex::default(),
+            view: Mutex::default(),
+        });
         let it = operator.clone();
         tasks.spawn_droppable("operator", async move { it.live().await });
         operator
@@ -224,7 +231,7 @@ impl Operator {
             if let Ok(Err(status)) = pass {
                 self.site.heard("operator call", &status);
             }
-            tokio::time::sleep(Duration::from_millis(300) + jitter(self.chance.as_ref(), Duration::from_secs(1))).await;
+            tokio::time::sleep(Duration::from_millis(500) + jitter(self.chance.as_ref(), Duration::from_secs(2))).await;
         }
     }
 
@@ -318,7 +325,11 @@ impl Operator {
                 continue;
             }
             let config = v1::InstanceConfig { group: it.group.clone(), ..Default::default() };
-            let request = v1::CreateInstanceRequest { config: Some(config), request_id: request_id.clone(), ..Default::default() };
+            let request = v1::CreateInstanceRequest {
+                config: Some(config),
+                request_id: request_id.clone(),
+                ..Default::default()
+            };
             match client.create_instance(request).await {
                 Ok(answer) => {
                     let id = answer.get_ref().instance_id.parse::<InstanceId>().ok();
@@ -357,7 +368,9 @@ impl Operator {
             }
             // A config that is wrong will be followed by one that is right.
             Err(status) if status.code() == Code::InvalidArgument => {
-                self.site.judge().note(format!("config refused: {}", status.message().lines().next().unwrap_or_default()));
+                self.site
+                    .judge()
+                    .note(format!("config refused: {}", status.message().lines().next().unwrap_or_default()));
                 return Ok(());
             }
             Err(status) => return Err(status),

@@ -53,6 +53,8 @@ pub struct Beginning {
     pub drain_timeout: Duration,
     pub manners: Manners,
     pub planner: Planner,
+    /// Whether a plan that the server's own checker refuses is a broken promise by itself.
+    pub hears_checker: bool,
     /// Changes the config before it is uploaded.
     pub config: fn(&mut Value),
 }
@@ -66,6 +68,7 @@ impl Beginning {
             drain_timeout: Duration::from_secs(20),
             manners: Manners::Good,
             planner: Arc::new(nstance_core::plan::plan),
+            hears_checker: true,
             config: |_| {},
         }
     }
@@ -84,8 +87,8 @@ pub struct Plane {
 impl Plane {
     /// Brings a plane up: a bucket, a cloud, one server, agents, two operators.
     pub async fn start(beginning: Beginning) -> anyhow::Result<Self> {
-        let Beginning { seed, cloud, sizes, drain_timeout, manners, planner, config } = beginning;
-        let site = Site::new(seed, cloud, planner)?;
+        let Beginning { seed, cloud, sizes, drain_timeout, manners, planner, hears_checker, config } = beginning;
+        let site = Site::new(seed, cloud, planner, hears_checker)?;
         let tasks = Tasks::new();
         let mut value = base_config(&site, sizes, drain_timeout);
         config(&mut value);
@@ -392,7 +395,8 @@ impl Plane {
                 records.values().filter(|it| it.group.tenant == operator.tenant).map(|it| it.id).collect();
             let watched = operator.watched();
             if watched != mine {
-                let (more, less): (Vec<_>, Vec<_>) = (watched.difference(&mine).collect(), mine.difference(&watched).collect());
+                let (more, less): (Vec<_>, Vec<_>) =
+                    (watched.difference(&mine).collect(), mine.difference(&watched).collect());
                 return Err(format!("the watch of {} shows {more:?} too many and {less:?} not", operator.tenant));
             }
         }
@@ -409,7 +413,8 @@ impl Plane {
             .map(|(id, _)| id)
             .collect();
         let web = super::site::group("default", "web");
-        let expected: BTreeSet<InstanceId> = records.values().filter(managed).filter(|it| it.group == web).map(|it| it.id).collect();
+        let expected: BTreeSet<InstanceId> =
+            records.values().filter(managed).filter(|it| it.group == web).map(|it| it.id).collect();
         if members != expected {
             return Err(format!("the load balancer knows {members:?}, the group is {expected:?}"));
         }

@@ -129,6 +129,7 @@ pub(crate) struct Site {
     store_plan: Mutex<FaultPlan>,
     provider_faults: Mutex<Faults>,
     planner: Planner,
+    hears_checker: bool,
     /// Where a server may be stopped.
     pub(crate) points: Points,
 }
@@ -142,7 +143,12 @@ pub(crate) fn chance(seed: u64, purpose: &str) -> Arc<dyn Entropy> {
 }
 
 impl Site {
-    pub(crate) fn new(seed: u64, options: FakeOptions, planner: Planner) -> anyhow::Result<Arc<Self>> {
+    pub(crate) fn new(
+        seed: u64,
+        options: FakeOptions,
+        planner: Planner,
+        hears_checker: bool,
+    ) -> anyhow::Result<Arc<Self>> {
         let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at(Timestamp::from_millis(BEGINNING)));
         let owner = Owner { cluster: cluster(), shard: shard() };
         let cloud = FakeProvider::new(owner, clock.clone(), chance(seed, "cloud"), options);
@@ -169,6 +175,7 @@ impl Site {
             store_plan: Mutex::default(),
             provider_faults: Mutex::default(),
             planner,
+            hears_checker,
             points: Points::default(),
         }))
     }
@@ -295,8 +302,11 @@ impl Site {
     /// What a server says of itself: panics, and plans that its own checker refused.
     fn examine(&self, server: &Server) {
         let broken = server.running.metrics.plan_violations.get();
-        if 0 < broken {
+        if 0 < broken && self.hears_checker {
             self.judge().violate("plan", format!("the checker refused {broken} plans"));
+        }
+        if server.process.spins() {
+            self.judge().violate("spin", "the server works without end and without waiting for anything");
         }
         if let Some(Some(failure)) = server.running.broken().now_or_never() {
             self.judge().violate("panic", failure);

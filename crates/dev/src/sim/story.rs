@@ -55,7 +55,7 @@ pub(crate) fn options(seed: u64) -> FakeOptions {
 
 impl Story {
     /// Brings the plane of a seed up.
-    pub(crate) async fn begin(seed: u64, planner: Planner) -> anyhow::Result<Self> {
+    pub(crate) async fn begin(seed: u64, planner: Planner, hears_checker: bool) -> anyhow::Result<Self> {
         let dice = chance(seed, "script");
         let plane = Plane::start(Beginning {
             cloud: options(seed),
@@ -63,6 +63,7 @@ impl Story {
             drain_timeout: Duration::from_secs(5 + below(dice.as_ref(), 25)),
             manners: Manners::Real,
             planner,
+            hears_checker,
             ..Beginning::new(seed)
         })
         .await?;
