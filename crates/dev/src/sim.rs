@@ -5,6 +5,7 @@
 //! trace. A run that breaks a promise prints its seed; the same seed, run again, breaks it again.
 
 mod fleet;
+mod hands;
 mod judge;
 mod many;
 mod mutations;

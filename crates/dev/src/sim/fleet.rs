@@ -92,7 +92,8 @@ impl Fleet {
         self.agents.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn tick(self: &Arc<Self>) {
+    /// Agents come and go with their VMs, and learn of what was announced.
+    pub(crate) fn tick(self: &Arc<Self>) {
         let states: BTreeMap<InstanceId, Seen> = self.site.cloud().states().into_iter().collect();
         let dead: Vec<_> = {
             let agents = self.agents();
@@ -136,7 +137,7 @@ impl Fleet {
     }
 
     /// Its VM is no more. Silently: nobody is told, and the peer finds out by itself.
-    fn dies(&self, id: InstanceId, silent: bool) {
+    pub(crate) fn dies(&self, id: InstanceId, silent: bool) {
         let (life, link) = {
             let mut agents = self.agents();
             let Some(agent) = agents.get_mut(&id) else { return };
@@ -170,6 +171,12 @@ impl Fleet {
                 link.cut.store(false, Ordering::SeqCst);
             });
         }
+    }
+
+    /// Ends the connections of agents, and lets them make no other for a time; their VMs run on.
+    pub(crate) fn sever(&self, ids: &[InstanceId], time: Duration) {
+        self.cut(ids, time);
+        self.reset(ids);
     }
 
     /// Ends the connections of agents, as a restart of theirs would.
@@ -243,6 +250,14 @@ impl Fleet {
         let mut client = RegistrationServiceClient::new(wire);
         let asked = tokio::time::timeout(Duration::from_secs(10), client.register_agent(request));
         asked.await.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer"))).map(tonic::Response::into_inner)
+    }
+
+    /// Somebody finds the nonce of a VM and tries it with a key of its own.
+    pub(crate) async fn thief(&self, id: InstanceId) -> Result<(), Status> {
+        let spec = self.site.cloud().vm_of(id).and_then(|vm| vm.spec);
+        let spec = spec.ok_or_else(|| Status::not_found("there is no such VM"))?;
+        let key = KeyPair::generate(self.chance.as_ref());
+        self.ask(&spec.bootstrap, &key, &Link::default()).await.map(|_| ())
     }
 
     /// Somebody found the nonce and tries it with a key of its own.

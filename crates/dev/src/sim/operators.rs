@@ -3,7 +3,10 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{
+        Arc, Mutex, MutexGuard, OnceLock, PoisonError,
+        atomic::{AtomicBool, Ordering},
+    },
     time::Duration,
 };
 
@@ -47,8 +50,12 @@ pub(crate) struct Operator {
     site: Arc<Site>,
     chance: Arc<dyn Entropy>,
     manners: Manners,
+    /// Says nothing to drains while this is set.
+    pub(crate) mute: AtomicBool,
     wishes: Mutex<Wishes>,
     view: Mutex<View>,
+    /// Its certificate, once it has one.
+    leaf: OnceLock<Arc<[u8]>>,
 }
 
 #[derive(Default)]
@@ -84,7 +91,7 @@ struct View {
     fresh: Option<BTreeMap<InstanceId, String>>,
 }
 
-type Client = OperatorServiceClient<Wire>;
+pub(crate) type Client = OperatorServiceClient<Wire>;
 
 impl Operator {
     pub(crate) fn start(
@@ -99,8 +106,10 @@ impl Operator {
             site: site.clone(),
             chance,
             manners,
+            mute: AtomicBool::new(false),
             wishes: Mutex::default(),
             view: Mutex::default(),
+            leaf: OnceLock::new(),
         });
         let it = operator.clone();
         tasks.spawn_droppable("operator", async move { it.live().await });
@@ -173,6 +182,7 @@ impl Operator {
 
     async fn live(&self) {
         let leaf = self.register().await;
+        let leaf = self.leaf.get_or_init(|| leaf).clone();
         tokio::join!(self.work(leaf.clone()), self.watch(leaf));
     }
 
@@ -233,6 +243,12 @@ impl Operator {
             }
             tokio::time::sleep(Duration::from_millis(500) + jitter(self.chance.as_ref(), Duration::from_secs(2))).await;
         }
+    }
+
+    /// Another connection of this operator, once it is registered.
+    pub(crate) fn client(&self) -> Option<Client> {
+        let leaf = self.leaf.get()?.clone();
+        Some(OperatorServiceClient::new(Wire::new(&self.site, Port::Operator, Some(leaf))))
     }
 
     async fn register(&self) -> Arc<[u8]> {
@@ -393,6 +409,9 @@ impl Operator {
     }
 
     async fn acknowledge(&self, client: &mut Client, instances: &[v1::InstanceStatusResponse]) -> Result<(), Status> {
+        if self.mute.load(Ordering::SeqCst) {
+            return Ok(());
+        }
         let now = tokio::time::Instant::now();
         for shown in instances {
             let (Some(drain), Ok(id)) = (&shown.drain, shown.instance_id.parse::<InstanceId>()) else { continue };

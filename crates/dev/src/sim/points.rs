@@ -22,7 +22,34 @@ pub struct Points {
 #[derive(Default)]
 struct State {
     passed: Vec<String>,
-    armed: Option<(usize, Side)>,
+    armed: Option<(Where, Side)>,
+}
+
+/// Which point is meant.
+enum Where {
+    Nth(usize),
+    /// The first of this name from `from` on, once `skip` others of it were reached.
+    Named {
+        name: String,
+        from: usize,
+        skip: usize,
+    },
+}
+
+impl State {
+    fn is_armed(&self, n: usize, side: Side) -> bool {
+        match &self.armed {
+            Some((Where::Nth(it), at)) => (*it, *at) == (n, side),
+            Some((Where::Named { name, from, skip }, at)) => {
+                let means = |it: &&String| it.starts_with(name.as_str());
+                *at == side
+                    && *from <= n
+                    && self.passed.get(n).is_some_and(|it| means(&it))
+                    && self.passed[*from..n].iter().filter(means).count() == *skip
+            }
+            None => false,
+        }
+    }
 }
 
 /// One point, from when it is reached until it is passed.
@@ -37,7 +64,14 @@ impl Points {
     pub fn arm(&self, n: usize, side: Side) {
         let mut state = self.state();
         state.passed.clear();
-        state.armed = Some((n, side));
+        state.armed = Some((Where::Nth(n), side));
+    }
+
+    /// Stops the server at the next point whose name begins so, after `skip` others of that name.
+    pub fn arm_at(&self, name: &str, skip: usize, side: Side) {
+        let mut state = self.state();
+        let from = state.passed.len();
+        state.armed = Some((Where::Named { name: name.to_owned(), from, skip }, side));
     }
 
     /// Forgets what was passed.
@@ -75,7 +109,7 @@ impl Points {
     async fn stop(&self, process: &Process, n: usize, side: Side) {
         let hit = {
             let mut state = self.state();
-            let hit = state.armed == Some((n, side));
+            let hit = state.is_armed(n, side);
             if hit {
                 state.armed = None;
             }
