@@ -498,6 +498,7 @@ async fn prepare(term: &Arc<Term>, id: InstanceId, mut spec: VmSpec) -> Result<O
     }
     if let Some(entry) = term.world.lock().entries.get_mut(&id) {
         entry.unsent = false;
+        entry.absent_since = None;
     }
     Ok(Some(spec))
 }

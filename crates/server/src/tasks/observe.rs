@@ -9,8 +9,8 @@ use std::{
 use nstance_core::{
     ids::InstanceId,
     instance::{Health, Phase, Seen},
-    ports::provider::{Described, ErrorClass, ProviderError, VmRef},
-    snapshot::ProviderView,
+    ports::provider::{CreateMode, Described, ErrorClass, ProviderError, VmRef},
+    snapshot::{Busy, ProviderView},
     time::Timestamp,
 };
 use nstance_rt::chain::Chain;
@@ -21,7 +21,7 @@ use crate::{
     exec,
     metrics::CallLabels,
     term::Term,
-    world::is_dead,
+    world::{Entry, is_dead},
 };
 
 /// Limit of one describe call.
@@ -161,13 +161,14 @@ fn apply(term: &Arc<Term>, instance: InstanceId, answer: Described) {
     let made_at = [Some(it.created_at), it.provider.confirmed_at, registered_at, shown_at];
     let is_fresh = made_at.into_iter().flatten().max().is_some_and(|at| now.since(at) < visibility);
     let (before, phase, group) = (entry.seen, entry.phase(), entry.instance().group.clone());
+    let unmade = matches!(answer, Described::NotFound) && never_seen && phase == Phase::Pending && !is_fresh;
     let (seen, vm) = match answer {
         Described::Vm(vm) => (vm.seen, Some(*vm)),
         // A fresh VM may be invisible to its own provider for a while, even if the provider has shown it before (its
         // answer to the create did): then "not found" is no proof.
         Described::NotFound if is_fresh => (Seen::Unknown, None),
         // Nobody has confirmed that it was ever made, nor seen it: a create may still be on its way.
-        Described::NotFound if never_seen && phase == Phase::Pending => (Seen::Unknown, None),
+        Described::NotFound if unmade => (Seen::Unknown, None),
         Described::NotFound => (Seen::Gone, None),
         Described::Unknown(error) => {
             tracing::warn!(%instance, error = %Chain(&error), "VM not described");
@@ -188,6 +189,11 @@ fn apply(term: &Arc<Term>, instance: InstanceId, answer: Described) {
     if entry.describe.due.is_none() {
         entry.describe.tries = 0;
     }
+    if unmade && term.shared.provider.capabilities().create == CreateMode::RecordFirst {
+        miss(entry, now);
+    } else {
+        entry.absent_since = None;
+    }
     drop(state);
     exec::confirm_shown(term, vm.into_iter().collect());
     // The worker first: people are told while it plans.
@@ -195,6 +201,22 @@ fn apply(term: &Arc<Term>, instance: InstanceId, answer: Described) {
     if is_dead(seen) && !is_dead(before) && matches!(phase, Phase::Provisioning | Phase::Running) {
         let message = format!("provider shows the VM {}", seen.as_str());
         term.tell(Tell::instance(Reason::InstanceDead, &group, instance, message));
+    }
+}
+
+/// A look found nothing of what was to be made, where asking twice makes two. Nothing at a second look ten seconds
+/// later says that no create is on its way: then it is safe to ask again.
+fn miss(entry: &mut Entry, now: Timestamp) {
+    const APART: Duration = Duration::from_secs(10);
+    if matches!(entry.busy, Some(Busy::Creating)) {
+        return;
+    }
+    let again = entry.absent_since.get_or_insert(now).plus(APART);
+    if now < again {
+        entry.describe.due = entry.describe.due.map(|due| due.min(again)).or(Some(again));
+    } else {
+        entry.unsent = true;
+        entry.next_attempt_at = None;
     }
 }
 

@@ -81,6 +81,8 @@ pub struct Entry {
     pub busy: Option<Busy>,
     /// Its create was surely never sent, or surely refused: asking is safe whatever the provider's rules for repeats.
     pub unsent: bool,
+    /// Since when looks find nothing of a VM that nobody confirmed and whose create is not under way.
+    pub absent_since: Option<Timestamp>,
     pub attempts: u32,
     pub next_attempt_at: Option<Timestamp>,
     /// When its death was noticed without a broken stream before it.
@@ -120,6 +122,7 @@ impl Entry {
             balancers: BTreeMap::new(),
             busy: None,
             unsent: false,
+            absent_since: None,
             attempts: 0,
             next_attempt_at: None,
             died_at_mono: None,
