@@ -1,8 +1,8 @@
 //! The gate before every create: a token bucket for the rate, a bound for how many run at once, and the planner's
 //! priority deciding who goes next.
 //!
-//! A fifth of the bucket is kept for termination notices and unhealthy replacements, so that a mass scale-up never
-//! makes a dying machine's replacement wait.
+//! A fifth of the bucket and a fifth of the places are kept for termination notices and unhealthy replacements, so that
+//! a mass scale-up never makes a dying machine's replacement wait: neither for a token, nor for slow creates to end.
 //!
 //! A provider that throttles us slows the bucket down to half its rate, and again if it goes on; while it does not, the
 //! rate grows back by and by.
@@ -160,7 +160,7 @@ impl Gate {
         state.fill(now);
         loop {
             let (&key, _) = state.waiting.iter().next()?;
-            if state.pace.max_parallel <= state.running {
+            if state.places(key.0) <= state.running {
                 return None; // the place that gets free will call us
             }
             if let Some(wait) = state.lacking(key.0) {
@@ -233,18 +233,26 @@ impl State {
         self.tokens = (self.tokens + rate * time.as_secs_f64()).min(f64::from(self.pace.burst));
     }
 
+    /// So many may run, this one included.
+    fn places(&self, priority: Priority) -> u32 {
+        let max = self.pace.max_parallel;
+        if is_urgent(priority) { max } else { max - max / 5 }
+    }
+
     /// How long this priority must wait for its token; `None` if one is there.
     fn lacking(&self, priority: Priority) -> Option<Duration> {
         let rate = self.rate()?;
-        let reserve = match priority {
-            Priority::TerminationNotice | Priority::Unhealthy => 0.0,
-            // Of a bucket of fewer than five there is nothing to keep back.
-            _ => (f64::from(self.pace.burst) / 5.0).floor(),
-        };
+        // Of a bucket of fewer than five there is nothing to keep back.
+        let reserve = if is_urgent(priority) { 0.0 } else { (f64::from(self.pace.burst) / 5.0).floor() };
         let missing = 1.0 + reserve - self.tokens;
         // A rounding's worth of a token is a token, or two clock readings could miss each other for ever.
         (1e-9 < missing).then(|| Duration::from_secs_f64(missing / rate).max(Duration::from_micros(100)))
     }
+}
+
+/// A machine dies or is about to: its replacement may use what is kept back from the others.
+fn is_urgent(priority: Priority) -> bool {
+    matches!(priority, Priority::TerminationNotice | Priority::Unhealthy)
 }
 
 #[cfg(test)]
@@ -285,6 +293,23 @@ mod tests {
         assert!(passes(&gate, Priority::Unhealthy).await.is_some());
         assert!(passes(&gate, Priority::TerminationNotice).await.is_some());
         assert!(passes(&gate, Priority::TerminationNotice).await.is_none());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn slow_creates_leave_places_for_dying_machines() {
+        let gate = gate(0, 100, 10);
+        let mut places = Vec::new();
+        while let Some(place) = passes(&gate, Priority::ScaleUp).await {
+            places.push(place);
+        }
+        assert_eq!(places.len(), 8);
+        places.extend(passes(&gate, Priority::Unhealthy).await);
+        places.extend(passes(&gate, Priority::TerminationNotice).await);
+        assert_eq!(places.len(), 10);
+        assert!(passes(&gate, Priority::TerminationNotice).await.is_none());
+        places.truncate(8);
+        assert!(passes(&gate, Priority::ScaleUp).await.is_none(), "what is kept back stays so");
+        assert!(passes(&gate, Priority::TerminationNotice).await.is_some());
     }
 
     #[tokio::test(start_paused = true)]
