@@ -410,9 +410,7 @@ async fn an_oversized_request_is_refused() {
     let (client, _line) = registrar(&shard, Ipv4Addr::LOCALHOST).await;
     let mut large = request(&nonce, &key(&shard));
     large.public_key_pem = vec![b'x'; 20_000];
-    let status = client.clone().register_agent(large).await.unwrap_err();
-    // The library's own word. ResourceExhausted is what the API promises.
-    assert_eq!(status.code(), Code::OutOfRange, "{status}");
+    assert_refused(client.clone().register_agent(large).await, Code::ResourceExhausted, "MESSAGE_TOO_LARGE");
     register_agent(&shard, &nonce, &key(&shard)).await.expect("and nothing else is touched");
 }
 

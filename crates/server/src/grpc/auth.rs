@@ -260,28 +260,20 @@ where
         let mut inner = std::mem::replace(&mut self.inner, ready);
         let auth = self.auth.clone();
         Box::pin(async move {
-            let epoch = auth.term.epoch().0;
-            let request_id = nstance_rt::entropy::hex(auth.term.shared.entropy.as_ref(), 8);
             let authorised = match request.extensions().get::<ConnInfo>() {
                 Some(info) => auth.authorise(info).await,
                 None => Err(Refusal::unauthenticated("CERT_INVALID", "connection without identity")),
             };
-            let mut response = match authorised {
+            match authorised {
                 Ok(caller) => {
                     request.extensions_mut().insert(caller);
-                    inner.call(request).await?
+                    inner.call(request).await
                 }
                 Err(refusal) => {
                     tracing::debug!(reason = refusal.reason, message = refusal.message, "call refused");
-                    Status::from(refusal).into_http()
+                    Ok(Status::from(refusal).into_http())
                 }
-            };
-            let headers = response.headers_mut();
-            headers.insert("nstance-epoch", epoch.into());
-            if let Ok(value) = request_id.parse() {
-                headers.insert("nstance-request-id", value);
             }
-            Ok(response)
         })
     }
 }

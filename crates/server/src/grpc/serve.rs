@@ -15,6 +15,7 @@ use super::{
     agent::Agents,
     auth::{Auth, Port},
     conn::{PortLimits, accept},
+    envelope::Envelope,
     operator::Operator,
     registration::Registrations,
 };
@@ -57,6 +58,7 @@ pub fn serve(term: &Arc<Term>, ports: Ports) -> Result<(), TlsError> {
     let router = Server::builder()
         .max_connection_age(Duration::from_secs(60))
         .max_concurrent_streams(4)
+        .layer(Envelope::fixed(term))
         .add_service(health)
         .add_service(service);
     let stop = tasks.token().clone();
@@ -76,6 +78,7 @@ pub fn serve(term: &Arc<Term>, ports: Ports) -> Result<(), TlsError> {
         .http2_keepalive_interval(Some(Duration::from_secs(15)))
         .http2_keepalive_timeout(Some(Duration::from_secs(5)))
         .max_concurrent_streams(128)
+        .layer(Envelope::configured(term))
         .layer(auth)
         .add_service(service);
     let stop = tasks.token().clone();
@@ -94,6 +97,7 @@ pub fn serve(term: &Arc<Term>, ports: Ports) -> Result<(), TlsError> {
         .http2_keepalive_interval(Some(Duration::from_secs(10)))
         .http2_keepalive_timeout(Some(Duration::from_secs(5)))
         .max_concurrent_streams(16)
+        .layer(Envelope::fixed(term))
         .layer(auth)
         .add_service(service);
     let stop = tasks.token().clone();
@@ -134,9 +138,9 @@ impl Inside {
         let (operator_auth, operators) = operators(term);
         let (agent_auth, agents) = agents(term);
         Self {
-            registration: BoxCloneSyncService::new(registrations(term)),
-            operator: BoxCloneSyncService::new(operator_auth.layer(operators)),
-            agent: BoxCloneSyncService::new(agent_auth.layer(agents)),
+            registration: BoxCloneSyncService::new(Envelope::fixed(term).layer(registrations(term))),
+            operator: BoxCloneSyncService::new(Envelope::configured(term).layer(operator_auth.layer(operators))),
+            agent: BoxCloneSyncService::new(Envelope::fixed(term).layer(agent_auth.layer(agents))),
         }
     }
 }
