@@ -219,6 +219,12 @@ impl Fleet {
         }
     }
 
+    /// The agent of a VM, to do with as one likes: the fleet keeps away from the server with it.
+    pub fn take(&self, id: InstanceId) -> Agent {
+        self.cut(id);
+        self.state().agents.get(&id).cloned().expect("an agent that was connected")
+    }
+
     pub fn back(&self, id: InstanceId) {
         self.state().away.remove(&id);
     }

@@ -10,6 +10,8 @@ pub struct Meddler {
     inner: Arc<dyn ObjectStore>,
     /// Reads of keys and lists of prefixes that contain this find no connection.
     unreadable: Mutex<Option<String>>,
+    /// Writes of keys that contain one of these find no connection.
+    unwritable: Mutex<Vec<String>>,
     /// Writes of keys that contain this wait until they are let through.
     held: watch::Sender<Option<String>>,
     /// Bodies that contain this are not taken, as those that are too large are not.
@@ -25,6 +27,7 @@ impl Meddler {
         Self {
             inner,
             unreadable: Mutex::default(),
+            unwritable: Mutex::default(),
             held: watch::Sender::new(None),
             untaken: Mutex::default(),
             puts: Mutex::default(),
@@ -38,6 +41,11 @@ impl Meddler {
 
     pub fn hide(&self, part_of_key: Option<&str>) {
         *self.unreadable.lock().expect("no panic") = part_of_key.map(str::to_owned);
+    }
+
+    /// Lets no write of such keys through, until told otherwise.
+    pub fn cut(&self, parts_of_keys: &[&str]) {
+        *self.unwritable.lock().expect("no panic") = parts_of_keys.iter().map(|it| (*it).to_owned()).collect();
     }
 
     /// Holds writes back, or lets all of them through.
@@ -86,6 +94,10 @@ impl ObjectStore for Meddler {
         self.puts.lock().expect("no panic").push(key.to_owned());
         let free = |held: &Option<String>| !held.as_ref().is_some_and(|part| key.contains(part));
         let _ = self.held.subscribe().wait_for(free).await;
+        if self.unwritable.lock().expect("no panic").iter().any(|part| key.contains(part)) {
+            let fault = StoreFault::Unavailable(Unavailable::Network);
+            return Err(StoreError::new("put", key, fault, "no connection"));
+        }
         let untaken = self.untaken.lock().expect("no panic").clone();
         if untaken.is_some_and(|part| String::from_utf8_lossy(&body).contains(&part)) {
             let fault = StoreFault::Unavailable(Unavailable::Invalid);
