@@ -10,14 +10,10 @@ use common::{
     Shard, assert_refused,
     fleet::{Agent, INTERVAL_MS, Reporting, report},
     operator::{self, Operator},
-    shard_id, tenant, wait_for, wait_until,
+    tenant, wait_for, wait_until,
     wire::{Line, dial, new_key, register_agent, tls},
 };
-use nstance_core::{
-    ids::Epoch,
-    instance::Phase,
-    ports::clock::{Clock, Entropy},
-};
+use nstance_core::instance::Phase;
 use nstance_identity::{
     ca::{Ca, CaProfile, make_ca_certificate},
     issue::{FileProfile, FileUsage},
@@ -27,7 +23,6 @@ use nstance_identity::{
 use nstance_proto::v1::{
     self, agent_service_client::AgentServiceClient, operator_service_client::OperatorServiceClient,
 };
-use nstance_store::{cas::Records, fence::Fence, records::operator::Revoked};
 use tonic::{Code, Status};
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -308,19 +303,7 @@ async fn an_operator_without_record_is_unknown() {
 async fn a_revoked_operator_is_refused() {
     let shard = Shard::start(0).await;
     let operator = Operator::on(&shard).await;
-    let site = &shard.site;
-    let clock: std::sync::Arc<dyn Clock> = site.clock.clone();
-    let entropy: std::sync::Arc<dyn Entropy> = site.entropy.clone();
-    let records = Records::new(site.bucket.clone(), shard_id(), "admin/test".to_owned(), clock, entropy);
-    let current = records.read_operator(&tenant(), &operator.id).await.unwrap().unwrap();
-    let at = site.now();
-    records
-        .update_operator(Fence::Epoch(Epoch(0)), &current, |it| {
-            let revoked = Revoked { at, by: "test".to_owned(), reason: "lost laptop".to_owned() };
-            Some(nstance_store::records::operator::OperatorRecord { revoked: Some(revoked), ..it.clone() })
-        })
-        .await
-        .unwrap();
+    operator.revoke(&shard.site).await;
     // What a leader remembers of an operator may be five minutes old; a new one reads it.
     let shard = shard.restart("srv-2").await;
     let answer = list_groups(&shard, &operator.chain, &operator.key).await;

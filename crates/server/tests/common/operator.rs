@@ -7,7 +7,7 @@ use std::{
 };
 
 use nstance_core::{
-    ids::{InstanceId, OperatorId, Tenant, uuid_v7},
+    ids::{Epoch, InstanceId, OperatorId, Tenant, uuid_v7},
     ports::clock::random,
 };
 use nstance_identity::{
@@ -15,11 +15,16 @@ use nstance_identity::{
     nonce::{OperatorNonce, new_jti, sign_operator_nonce},
 };
 use nstance_proto::v1::{self, operator_service_client::OperatorServiceClient};
+use nstance_store::{
+    cas::Records,
+    fence::Fence,
+    records::operator::{OperatorRecord, Revoked},
+};
 use tokio::task::JoinSet;
 use tonic::transport::Channel;
 
 use super::{
-    Shard, Site, tenant, wait_for, wait_until,
+    Shard, Site, shard_id, tenant, wait_for, wait_until,
     wire::{Line, dial, new_key, register_operator, tls},
 };
 
@@ -74,6 +79,16 @@ impl Operator {
             }
         });
         Self { id: claims.operator, key, chain, client, told, _line: line, _watch: watch }
+    }
+
+    /// Marks the operator's record, as the admin tool does.
+    pub async fn revoke(&self, site: &Site) {
+        let (clock, entropy) = (site.clock.clone(), site.entropy.clone());
+        let records = Records::new(site.bucket.clone(), shard_id(), "admin/test".to_owned(), clock, entropy);
+        let current = records.read_operator(&tenant(), &self.id).await.expect("a look").expect("a record");
+        let revoked = Some(Revoked { at: site.now(), by: "test".to_owned(), reason: "lost laptop".to_owned() });
+        let mark = |it: &OperatorRecord| Some(OperatorRecord { revoked: revoked.clone(), ..it.clone() });
+        records.update_operator(Fence::Epoch(Epoch(0)), &current, mark).await.expect("the mark");
     }
 
     /// For calls that may be refused.
