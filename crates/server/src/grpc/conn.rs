@@ -4,6 +4,7 @@
 //! connection noticed at the socket, before HTTP/2 has made sense of it. That moment starts a replacement.
 
 use std::{
+    future::Future,
     io,
     net::SocketAddr,
     pin::Pin,
@@ -18,6 +19,7 @@ use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpListener, TcpStream},
     sync::{Semaphore, mpsc},
+    time::{Instant, Sleep},
 };
 use tokio_rustls::{TlsAcceptor, server::TlsStream};
 use tokio_stream::wrappers::ReceiverStream;
@@ -39,6 +41,36 @@ pub struct ConnInfo {
 pub struct Watched {
     inner: TcpStream,
     closed: CancellationToken,
+    idle: Option<Idle>,
+}
+
+/// Ends a connection on which nothing was said for a while.
+struct Idle {
+    limit: Duration,
+    over: Pin<Box<Sleep>>,
+}
+
+impl Idle {
+    fn new(limit: Duration) -> Self {
+        Self { limit, over: Box::pin(tokio::time::sleep(limit)) }
+    }
+
+    fn begins_anew(&mut self) {
+        self.over.as_mut().reset(Instant::now() + self.limit);
+    }
+}
+
+impl Watched {
+    fn new(inner: TcpStream, idle: Option<Duration>) -> Self {
+        Self { inner, closed: CancellationToken::new(), idle: idle.map(Idle::new) }
+    }
+
+    /// Something went over the line.
+    fn is_used(&mut self) {
+        if let Some(idle) = &mut self.idle {
+            idle.begins_anew();
+        }
+    }
 }
 
 impl AsyncRead for Watched {
@@ -49,7 +81,13 @@ impl AsyncRead for Watched {
         match &polled {
             Poll::Ready(Ok(())) if 0 < room && buf.filled().len() == before => this.closed.cancel(),
             Poll::Ready(Err(_)) => this.closed.cancel(),
-            _ => {}
+            Poll::Ready(Ok(())) => this.is_used(),
+            Poll::Pending => {
+                if this.idle.as_mut().is_some_and(|idle| idle.over.as_mut().poll(cx).is_ready()) {
+                    this.closed.cancel();
+                    return Poll::Ready(Err(io::Error::new(io::ErrorKind::TimedOut, "connection was idle")));
+                }
+            }
         }
         polled
     }
@@ -59,8 +97,10 @@ impl AsyncWrite for Watched {
     fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
         let this = self.get_mut();
         let polled = Pin::new(&mut this.inner).poll_write(cx, buf);
-        if let Poll::Ready(Err(_)) = &polled {
-            this.closed.cancel();
+        match &polled {
+            Poll::Ready(Ok(_)) => this.is_used(),
+            Poll::Ready(Err(_)) => this.closed.cancel(),
+            Poll::Pending => {}
         }
         polled
     }
@@ -82,7 +122,12 @@ impl AsyncWrite for Watched {
         cx: &mut Context<'_>,
         bufs: &[io::IoSlice<'_>],
     ) -> Poll<io::Result<usize>> {
-        Pin::new(&mut self.get_mut().inner).poll_write_vectored(cx, bufs)
+        let this = self.get_mut();
+        let polled = Pin::new(&mut this.inner).poll_write_vectored(cx, bufs);
+        if let Poll::Ready(Ok(_)) = &polled {
+            this.is_used();
+        }
+        polled
     }
 }
 
@@ -146,6 +191,8 @@ pub struct PortLimits {
     pub handshake: Duration,
     /// A peer that acknowledges nothing for this long is gone, whatever TCP hopes.
     pub user_timeout: Option<Duration>,
+    /// A connection on which nothing is said for this long ends. `None` where silence is normal and HTTP/2 pings tell.
+    pub idle: Option<Duration>,
 }
 
 /// Accepts on `listener` until the scope ends and hands out connections whose handshake is done. Handshakes run beside
@@ -201,11 +248,51 @@ async fn handshake(
         let millis = u32::try_from(timeout.as_millis()).unwrap_or(u32::MAX);
         rustix::net::sockopt::set_tcp_user_timeout(&stream, millis)?;
     }
-    let closed = CancellationToken::new();
-    let watched = Watched { inner: stream, closed: closed.clone() };
+    let watched = Watched::new(stream, limits.idle);
+    let closed = watched.closed.clone();
     let tls = tokio::time::timeout(limits.handshake, acceptor.accept(watched))
         .await
         .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no TLS handshake in time"))??;
     let leaf = tls.get_ref().1.peer_certificates().and_then(|chain| chain.first()).map(|leaf| Arc::from(leaf.as_ref()));
     Ok(Conn { tls, info: ConnInfo { remote, leaf, closed }, _place: place })
+}
+
+#[cfg(test)]
+mod tests {
+    use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+
+    use super::*;
+
+    const IDLE: Duration = Duration::from_secs(30);
+
+    async fn pair(idle: Option<Duration>) -> (TcpStream, Watched) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let client = TcpStream::connect(listener.local_addr().unwrap()).await.unwrap();
+        (client, Watched::new(listener.accept().await.unwrap().0, idle))
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn an_idle_connection_ends() {
+        let (mut client, mut server) = pair(Some(IDLE)).await;
+        let closed = server.closed.clone();
+        // The silence begins with the last word, of either side.
+        for _ in 0..3 {
+            tokio::time::advance(IDLE / 2).await;
+            client.write_all(b"x").await.unwrap();
+            assert_eq!(server.read_u8().await.unwrap(), b'x');
+            tokio::time::advance(IDLE / 2).await;
+            server.write_all(b"y").await.unwrap();
+        }
+        let began = Instant::now();
+        let ended = server.read_u8().await.unwrap_err();
+        assert_eq!((ended.kind(), began.elapsed()), (io::ErrorKind::TimedOut, IDLE));
+        assert!(closed.is_cancelled());
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_line_without_limit_may_be_silent() {
+        let (client, mut server) = pair(None).await;
+        tokio::time::timeout(1000 * IDLE, server.read_u8()).await.expect_err("still open");
+        drop(client);
+    }
 }

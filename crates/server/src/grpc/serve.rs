@@ -51,7 +51,12 @@ pub fn serve(term: &Arc<Term>, ports: Ports) -> Result<(), TlsError> {
     let mutual = server_config(authority.identity.clone(), ClientAuth::Required(authority.trust.clone()), clock)?;
     let tasks = &term.tasks;
 
-    let limits = PortLimits { max_connections: 1024, handshake: Duration::from_secs(5), user_timeout: None };
+    let limits = PortLimits {
+        max_connections: 1024,
+        handshake: Duration::from_secs(5),
+        user_timeout: None,
+        idle: Some(Duration::from_secs(30)),
+    };
     let incoming = accept(tasks, ports.registration, open, limits);
     let (reporter, health) = tonic_health::server::health_reporter();
     let service = registrations(term);
@@ -71,6 +76,7 @@ pub fn serve(term: &Arc<Term>, ports: Ports) -> Result<(), TlsError> {
         max_connections: 1024,
         handshake: Duration::from_secs(10),
         user_timeout: Some(Duration::from_secs(20)),
+        idle: None,
     };
     let incoming = accept(tasks, ports.operator, mutual.clone(), limits);
     let (auth, service) = operators(term);
@@ -90,6 +96,7 @@ pub fn serve(term: &Arc<Term>, ports: Ports) -> Result<(), TlsError> {
         max_connections: 20_000,
         handshake: Duration::from_secs(10),
         user_timeout: Some(Duration::from_secs(15)),
+        idle: None,
     };
     let incoming = accept(tasks, ports.agent, mutual, limits);
     let (auth, service) = agents(term);
