@@ -25,7 +25,7 @@ use std::{
 use nstance_core::{
     ids::{Epoch, OperatorId, Tenant},
     ports::clock::Clock,
-    time::Mono,
+    time::{Mono, Timestamp},
 };
 use nstance_proto::v1;
 use tonic::Code;
@@ -116,18 +116,30 @@ impl Kind for EventKind {
 pub struct Watcher {
     tenant: Tenant,
     operator: OperatorId,
+    /// The end of the certificate that the stream was opened with.
+    not_after: Timestamp,
 }
 
 impl Watcher {
     pub fn of(caller: &Caller) -> Result<Self, Refusal> {
         match caller {
-            Caller::Operator { operator, tenant, .. } => Ok(Self { tenant: tenant.clone(), operator: *operator }),
+            Caller::Operator { operator, tenant, peer } => {
+                Ok(Self { tenant: tenant.clone(), operator: *operator, not_after: peer.not_after })
+            }
             Caller::Agent { .. } => Err(Refusal::denied("WRONG_ROLE", "agents watch nothing")),
         }
     }
 
     pub fn tenant(&self) -> &Tenant {
         &self.tenant
+    }
+
+    pub fn operator(&self) -> OperatorId {
+        self.operator
+    }
+
+    pub fn not_after(&self) -> Timestamp {
+        self.not_after
     }
 }
 
@@ -153,7 +165,7 @@ struct Channel<K: Kind> {
 }
 
 struct Open<K: Kind> {
-    operator: OperatorId,
+    watcher: Watcher,
     slot: Arc<Slot<K>>,
 }
 
@@ -209,8 +221,8 @@ struct SlotState<K: Kind> {
     waker: Option<Waker>,
     /// Since when there is something to take and nothing was taken.
     waits_since: Option<Mono>,
-    /// Cut for taking nothing.
-    cut: bool,
+    /// Why it was cut off, if it was.
+    cut: Option<Refusal>,
 }
 
 impl<K: Kind> Slot<K> {
@@ -299,7 +311,7 @@ impl<K: Kind> Registry<K> {
         let id = channels.next_stream;
         let channel = channels.channel(&watcher.tenant);
         let refused = |message: String| Err(Refusal::new(Code::ResourceExhausted, "TOO_MANY_STREAMS", message));
-        let own = channel.streams.values().filter(|open| open.operator == watcher.operator).count();
+        let own = channel.streams.values().filter(|open| open.watcher.operator == watcher.operator).count();
         if MAX_PER_OPERATOR <= own {
             let operator = watcher.operator;
             return refused(format!("{operator} has {own} {} streams open; close one of them", K::NAME));
@@ -310,9 +322,9 @@ impl<K: Kind> Registry<K> {
         }
         let has_more = replay(&Replay { log: &channel.log, wanted: wanted.as_ref() });
         let waits_since = has_more.then(|| self.clock.monotonic());
-        let state = SlotState { pending: K::Pending::default(), waker: None, waits_since, cut: false };
+        let state = SlotState { pending: K::Pending::default(), waker: None, waits_since, cut: None };
         let slot = Arc::new(Slot { wanted, state: Mutex::new(state) });
-        channel.streams.insert(id, Open { operator: watcher.operator, slot: slot.clone() });
+        channel.streams.insert(id, Open { watcher: watcher.clone(), slot: slot.clone() });
         channels.next_stream += 1;
         Ok((id, slot))
     }
@@ -334,24 +346,41 @@ impl<K: Kind> Registry<K> {
     /// Cuts every stream that had something to take for long and took nothing. Answers how many.
     pub fn cut_slow(&self) -> usize {
         let now = self.clock.monotonic();
+        self.cut(|_, state| {
+            let slow = state.waits_since.is_some_and(|since| STALL <= now.since(since));
+            let message = "nothing was read for 30 s; resume by the last token";
+            slow.then(|| Refusal::new(Code::ResourceExhausted, "SLOW_CONSUMER", message))
+        })
+    }
+
+    /// Cuts every stream for which there is a reason. Answers how many.
+    fn cut(&self, why: impl Fn(&Watcher, &SlotState<K>) -> Option<Refusal>) -> usize {
         let mut n_cut = 0;
         for channel in self.lock().tenants.values_mut() {
             channel.streams.retain(|_, open| {
                 let mut state = open.slot.lock();
-                let slow = state.waits_since.is_some_and(|since| STALL <= now.since(since));
-                if slow {
-                    state.cut = true;
-                    // It resumes by its token; nothing is kept for it here.
-                    state.pending = K::Pending::default();
-                    if let Some(waker) = state.waker.take() {
-                        waker.wake();
-                    }
-                    n_cut += 1;
+                let Some(refusal) = why(&open.watcher, &state) else { return true };
+                state.cut = Some(refusal);
+                // It resumes by its token; nothing is kept for it here.
+                state.pending = K::Pending::default();
+                if let Some(waker) = state.waker.take() {
+                    waker.wake();
                 }
-                !slow
+                n_cut += 1;
+                false
             });
         }
         n_cut
+    }
+
+    fn watchers(&self) -> Vec<Watcher> {
+        let channels = self.lock();
+        channels
+            .tenants
+            .values()
+            .flat_map(|channel| channel.streams.values())
+            .map(|open| open.watcher.clone())
+            .collect()
     }
 }
 
@@ -447,6 +476,23 @@ impl Watches {
             || self.instances.has_streams()
             || self.errors.registry.has_streams()
             || self.events.has_streams()
+    }
+
+    /// Whose streams are open, each stream once.
+    pub fn watchers(&self) -> Vec<Watcher> {
+        let mut watchers = self.groups.watchers();
+        watchers.extend(self.instances.watchers());
+        watchers.extend(self.errors.registry.watchers());
+        watchers.extend(self.events.watchers());
+        watchers
+    }
+
+    /// Ends the streams of those who may not watch any more. Answers how many.
+    pub fn cut_unwelcome(&self, why: impl Fn(&Watcher) -> Option<Refusal>) -> usize {
+        self.groups.cut(|watcher, _| why(watcher))
+            + self.instances.cut(|watcher, _| why(watcher))
+            + self.errors.registry.cut(|watcher, _| why(watcher))
+            + self.events.cut(|watcher, _| why(watcher))
     }
 
     pub fn cut_slow(&self) -> usize {

@@ -22,7 +22,6 @@ use tower::{Layer, Service};
 use super::{conn::ConnInfo, status::Refusal};
 use crate::{
     events::{Reason, Tell},
-    service::operators::Operators,
     term::{Term, UpdateError},
 };
 
@@ -55,7 +54,7 @@ impl Caller {
 #[derive(Clone)]
 pub enum Port {
     Agent,
-    Operator(Arc<Operators>),
+    Operator,
 }
 
 #[derive(Clone)]
@@ -75,13 +74,13 @@ impl Auth {
             (Port::Agent, PeerName::Agent { instance, tenant }) => {
                 Caller::Agent { instance: *instance, tenant: tenant.clone(), peer: peer.clone() }
             }
-            (Port::Operator(_), PeerName::Operator { operator, tenant }) => {
+            (Port::Operator, PeerName::Operator { operator, tenant }) => {
                 Caller::Operator { operator: *operator, tenant: tenant.clone(), peer: peer.clone() }
             }
             (port, _) => {
                 let (wanted, advertised) = match port {
                     Port::Agent => ("agents", &self.term.advertised.operator),
-                    Port::Operator(_) => ("operators", &self.term.advertised.agent),
+                    Port::Operator => ("operators", &self.term.advertised.agent),
                 };
                 let message = format!(
                     "this port serves {wanted}, the certificate has the role {}; its port is at {advertised}",
@@ -95,8 +94,8 @@ impl Auth {
         }
         match (&caller, &self.port) {
             (Caller::Agent { instance, tenant, peer }, _) => self.agent(*instance, tenant, peer).await?,
-            (Caller::Operator { operator, tenant, peer }, Port::Operator(operators)) => {
-                operators.authorise(&self.term, peer, *operator, tenant).await?;
+            (Caller::Operator { operator, tenant, peer }, Port::Operator) => {
+                self.term.operators.authorise(&self.term, peer, *operator, tenant).await?;
             }
             (Caller::Operator { .. }, Port::Agent) => {
                 return Err(Refusal::denied("WRONG_ROLE", "operators are not served here"));

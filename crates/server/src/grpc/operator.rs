@@ -122,6 +122,8 @@ impl OperatorService for Operator {
         let caller = Caller::of(&request)?;
         let (tenant, actor) = (caller.tenant().clone(), actor(&caller));
         let v1::RefreshConfigRequest { confirm_removals, dry_run } = request.into_inner();
+        // Whoever was revoked is cut off now and not in five minutes, whatever becomes of the config.
+        self.term.operators.forget();
         let asked = refresh::Refresh { tenant, actor, confirm_removals, dry_run };
         let done = refresh::refresh(&self.term, asked).await?;
         Ok(Response::new(v1::RefreshConfigResponse {

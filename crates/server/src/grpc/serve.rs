@@ -19,7 +19,7 @@ use super::{
     operator::Operator,
     registration::Registrations,
 };
-use crate::{service::operators::Operators, term::Term};
+use crate::term::Term;
 
 /// The bound sockets, before anything is served on them.
 pub struct Ports {
@@ -119,7 +119,7 @@ fn registrations(term: &Arc<Term>) -> RegistrationServiceServer<Registrations> {
 }
 
 fn operators(term: &Arc<Term>) -> (Auth, OperatorServiceServer<Operator>) {
-    let auth = Auth { term: term.clone(), port: Port::Operator(Arc::new(Operators::default())) };
+    let auth = Auth { term: term.clone(), port: Port::Operator };
     (auth, OperatorServiceServer::new(Operator { term: term.clone() }).max_decoding_message_size(OPERATOR_MESSAGE))
 }
 

@@ -1,11 +1,14 @@
 //! Operators: who they are is in the bucket, shared by all shards. Their records are remembered for five minutes; an
 //! unknown id or serial causes one fresh read before anybody is refused.
 //!
+//! Open streams are held to the same: once a second it is asked whether those who opened them may still watch. A mark on
+//! a record is seen when what is remembered has grown old, or at once after a refresh of the config.
+//!
 //! Once an operator was seen with its new certificate the one before it passes no longer: here at once, elsewhere as
 //! soon as the record says so.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -14,13 +17,16 @@ use nstance_core::{
     ids::{OperatorId, Tenant},
     time::Mono,
 };
-use nstance_identity::peer::Peer;
+use nstance_identity::peer::{LEEWAY, Peer};
 use nstance_rt::chain::Chain;
 use nstance_store::records::{Versioned, operator::OperatorRecord};
 
 use crate::{grpc::status::Refusal, term::Term};
 
 const REMEMBERED: Duration = Duration::from_secs(300);
+
+/// How often open streams are held against who opened them.
+const SWEEP: Duration = Duration::from_secs(1);
 
 #[derive(Default)]
 pub struct Operators {
@@ -47,11 +53,7 @@ impl Operators {
         }
         let now = term.shared.clock.monotonic();
         let key = (tenant.clone(), operator);
-        let remembered = {
-            let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
-            known.get(&key).filter(|(at, _)| now.since(*at) < REMEMBERED).map(|(_, record)| record.clone())
-        };
-        if let Some(record) = remembered
+        if let Some(record) = self.remembered(&key, now)
             && self.judge(term, &key, &record, peer).is_ok()
         {
             return Ok(());
@@ -67,6 +69,45 @@ impl Operators {
         judged
     }
 
+    fn remembered(&self, key: &(Tenant, OperatorId), now: Mono) -> Option<Versioned<OperatorRecord>> {
+        let known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+        known.get(key).filter(|(at, _)| now.since(*at) < REMEMBERED).map(|(_, record)| record.clone())
+    }
+
+    /// Has every record read anew before it is trusted again.
+    pub fn forget(&self) {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner).clear();
+    }
+
+    /// Whether an operator may go on watching. Not being able to look ends no stream.
+    async fn may_watch(&self, term: &Arc<Term>, key: &(Tenant, OperatorId)) -> Result<(), Refusal> {
+        let (tenant, operator) = key;
+        if !term.applied().config.tenants.contains(tenant) {
+            let message = format!("tenant {tenant} is not configured in this shard any more");
+            return Err(Refusal::denied("TENANT_UNKNOWN", message));
+        }
+        let now = term.shared.clock.monotonic();
+        let record = match self.remembered(key, now) {
+            Some(record) => record,
+            None => match term.shared.records.read_operator(tenant, operator).await {
+                Ok(Some(record)) => {
+                    let mut known = self.known.lock().unwrap_or_else(PoisonError::into_inner);
+                    known.insert(key.clone(), (now, record.clone()));
+                    record
+                }
+                Ok(None) => return Err(unknown(*operator)),
+                Err(error) => {
+                    tracing::debug!(%operator, error = %Chain(&error), "watcher not looked at");
+                    return Ok(());
+                }
+            },
+        };
+        if record.value.revoked.is_some() {
+            return Err(revoked(*operator));
+        }
+        Ok(())
+    }
+
     fn judge(
         &self,
         term: &Arc<Term>,
@@ -76,7 +117,7 @@ impl Operators {
     ) -> Result<(), Refusal> {
         let (it, operator) = (&record.value, key.1);
         if it.revoked.is_some() {
-            return Err(Refusal::denied("OPERATOR_REVOKED", format!("operator {operator} was revoked")));
+            return Err(revoked(operator));
         }
         let key_fits = it.public_key == peer.public_key_der();
         if key_fits && it.cert.current.serial == peer.serial {
@@ -101,6 +142,40 @@ impl Operators {
     }
 }
 
+/// Ends the streams of operators that were revoked or removed, and those whose certificate has run out.
+pub async fn watch_watchers(term: Arc<Term>) {
+    loop {
+        tokio::select! {
+            biased;
+            () = term.tasks.token().cancelled() => return,
+            () = tokio::time::sleep(SWEEP) => {}
+        }
+        let watching: BTreeSet<_> =
+            term.watches.watchers().iter().map(|it| (it.tenant().clone(), it.operator())).collect();
+        let mut unwelcome = BTreeMap::new();
+        for key in watching {
+            let judged = tokio::select! {
+                biased;
+                () = term.tasks.token().cancelled() => return,
+                judged = term.operators.may_watch(&term, &key) => judged,
+            };
+            if let Err(refusal) = judged {
+                unwelcome.insert(key, refusal);
+            }
+        }
+        let now = term.shared.clock.now();
+        let n_cut = term.watches.cut_unwelcome(|it| {
+            let refusal = unwelcome.get(&(it.tenant().clone(), it.operator())).cloned();
+            let expired = it.not_after().plus(LEEWAY) < now;
+            let message = "the certificate that this stream was opened with has expired; open it with the new one";
+            refusal.or_else(|| expired.then(|| Refusal::unauthenticated("CERT_EXPIRED", message)))
+        });
+        if 0 < n_cut {
+            tracing::info!(n_cut, "streams of operators ended that may not watch any more");
+        }
+    }
+}
+
 /// Takes the old serial off the record, for the other shards. Should that fail, it passes there until the next renewal
 /// or its end, as it would have without this.
 fn retire_previous(term: &Arc<Term>, operator: OperatorId, record: Versioned<OperatorRecord>) {
@@ -116,6 +191,10 @@ fn retire_previous(term: &Arc<Term>, operator: OperatorId, record: Versioned<Ope
             tracing::debug!(%operator, error = %Chain(&error), "old serial not retired");
         }
     });
+}
+
+fn revoked(operator: OperatorId) -> Refusal {
+    Refusal::denied("OPERATOR_REVOKED", format!("operator {operator} was revoked"))
 }
 
 fn unknown(operator: OperatorId) -> Refusal {

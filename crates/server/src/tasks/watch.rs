@@ -5,7 +5,10 @@ use std::{sync::Arc, time::Duration};
 
 use nstance_core::ids::GroupRef;
 
-use crate::{service::status, term::Term};
+use crate::{
+    service::{operators, status},
+    term::Term,
+};
 
 /// How often streams that take nothing are looked for, and windows of equal errors that are over.
 const SWEEP: Duration = Duration::from_secs(1);
@@ -14,6 +17,7 @@ const SWEEP: Duration = Duration::from_secs(1);
 pub fn serve(term: &Arc<Term>) {
     if term.watches.begin() {
         term.tasks.spawn("watch", work(term.clone()));
+        term.tasks.spawn("watchers", operators::watch_watchers(term.clone()));
     }
     term.watches.group_memory.wake();
 }

@@ -11,7 +11,7 @@ use std::{
 use nstance_core::ids::Tenant;
 use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
-use tonic::{Code, Status};
+use tonic::Status;
 
 use super::{Kind, Pending as _, Registry, Replay, Slot, Wanted, Watcher, number, token};
 use crate::grpc::status::Refusal;
@@ -135,10 +135,10 @@ impl<K: Kind> Stream for Subscription<K> {
             let refusal = Refusal::unavailable("LEADER_CHANGED", "this server leads no more; reconnect");
             return Poll::Ready(Some(Err(refusal.into())));
         }
-        if this.slot.lock().cut {
+        let cut = this.slot.lock().cut.clone();
+        if let Some(refusal) = cut {
             this.over = true;
-            let message = "nothing was read for 30 s; resume by the last token";
-            return Poll::Ready(Some(Err(Refusal::new(Code::ResourceExhausted, "SLOW_CONSUMER", message).into())));
+            return Poll::Ready(Some(Err(refusal.into())));
         }
         let taken = this.take();
         let has_more = this.has_more();
@@ -146,7 +146,7 @@ impl<K: Kind> Stream for Subscription<K> {
         let mut state = this.slot.lock();
         let Some(message) = taken else {
             // Looked at again under the lock: something may have come since.
-            if !state.pending.is_empty() || state.cut {
+            if !state.pending.is_empty() || state.cut.is_some() {
                 context.waker().wake_by_ref();
                 return Poll::Pending;
             }

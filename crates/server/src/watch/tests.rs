@@ -47,7 +47,7 @@ fn operator(n: u8) -> OperatorId {
 }
 
 fn watcher(name: &str, n: u8) -> Watcher {
-    Watcher { tenant: tenant(name), operator: operator(n) }
+    Watcher { tenant: tenant(name), operator: operator(n), not_after: Timestamp::EPOCH }
 }
 
 fn id(n: u8) -> InstanceId {
