@@ -1,6 +1,9 @@
 //! A store with one fault, chosen by key: what a bucket does that is only partly there, or not safe at all.
 
-use std::sync::{Arc, Mutex};
+use std::sync::{
+    Arc, Mutex,
+    atomic::{AtomicUsize, Ordering},
+};
 
 use async_trait::async_trait;
 use nstance_core::ports::objects::{Condition, ETag, Listed, Object, ObjectStore, StoreError, StoreFault, Unavailable};
@@ -10,6 +13,8 @@ pub struct Meddler {
     inner: Arc<dyn ObjectStore>,
     /// Reads of keys and lists of prefixes that contain this find no connection.
     unreadable: Mutex<Option<String>>,
+    /// How often it did not let somebody read.
+    hidden: AtomicUsize,
     /// Writes of keys that contain one of these find no connection.
     unwritable: Mutex<Vec<String>>,
     /// Writes of keys that contain this wait until they are let through.
@@ -27,6 +32,7 @@ impl Meddler {
         Self {
             inner,
             unreadable: Mutex::default(),
+            hidden: AtomicUsize::default(),
             unwritable: Mutex::default(),
             held: watch::Sender::new(None),
             untaken: Mutex::default(),
@@ -41,6 +47,11 @@ impl Meddler {
 
     pub fn hide(&self, part_of_key: Option<&str>) {
         *self.unreadable.lock().expect("no panic") = part_of_key.map(str::to_owned);
+    }
+
+    /// How often somebody looked in vain.
+    pub fn n_hidden(&self) -> usize {
+        self.hidden.load(Ordering::SeqCst)
     }
 
     /// Lets no write of such keys through, until told otherwise.
@@ -71,6 +82,7 @@ impl Meddler {
     fn check(&self, op: &'static str, key: &str) -> Result<(), StoreError> {
         let unreadable = self.unreadable.lock().expect("no panic");
         if unreadable.as_ref().is_some_and(|part| key.contains(part)) {
+            self.hidden.fetch_add(1, Ordering::SeqCst);
             let fault = StoreFault::Unavailable(Unavailable::Network);
             return Err(StoreError::new(op, key, fault, "no connection"));
         }
