@@ -29,4 +29,5 @@ async fn a_hundred_agents_cut_at_once_are_waited_for_and_five_are_replaced() {
     assert!(late < 3 * found.interval + Duration::from_secs(2), "{found:?}");
     assert_eq!(found.replaced_in_split, 0, "{found:?}");
     assert_eq!(found.changed_by_split, 0, "{found:?}");
+    assert!(found.back_after < Duration::from_secs(20), "{found:?}");
 }
