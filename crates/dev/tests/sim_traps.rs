@@ -240,6 +240,22 @@ fn a_network_split_replaces_nobody_in_a_hurry() {
     });
 }
 
+/// T08, where the streams still look open when the silence is noticed.
+#[test]
+fn a_split_that_swallows_packets_replaces_nobody_in_a_hurry() {
+    simulate(async {
+        let plane = whole(of_size(8)).await;
+        let ids = web(&plane);
+        plane.cut_agents(&ids, secs(50));
+        let held = || plane.holds("default", "web").contains(&HoldKind::MassDisconnect);
+        plane.until("the brake holds", secs(40), held).await;
+        settled(&plane).await;
+        assert_eq!(web(&plane), ids, "all of them came back and are left alone");
+        assert_eq!(n_creates(&plane), 8);
+        plane.finish().await;
+    });
+}
+
 /// T11
 #[test]
 fn runaway_creation_stops_at_the_cap() {

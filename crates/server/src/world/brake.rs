@@ -8,13 +8,13 @@
 use std::{collections::BTreeSet, time::Duration};
 
 use nstance_core::{
-    ids::InstanceId,
+    ids::{GroupRef, InstanceId},
     instance::{Health, Seen},
     snapshot::Brake,
     time::Timestamp,
 };
 
-use super::{RETURN_GRACE, State};
+use super::{Entry, RETURN_GRACE, State};
 
 /// How often one of the held may be replaced after all.
 const RELEASE: Duration = Duration::from_secs(60);
@@ -75,15 +75,38 @@ fn held(
 }
 
 impl State {
-    /// The brake as it stands now. Lets one more go when its minute has come.
-    pub(super) fn brake(&mut self, now: Timestamp) -> Brake {
+    /// Agents whose report is overdue on a stream that still looks open: a network that swallows packets does not end it
+    /// for a while. All of the shard's, looked for only when one in a group of `concerned` is silent by now: the first
+    /// to be silent must not be judged before it is known how many will be.
+    fn muted(&self, concerned: &[GroupRef], now: Timestamp) -> BTreeSet<InstanceId> {
+        let is_silent = |id: &InstanceId| {
+            self.entries.get(id).is_some_and(|entry| {
+                entry.link.stream.is_some() && matches!(entry.health(self, now), Health::Silent { .. })
+            })
+        };
+        let members = |group: &GroupRef| self.groups.get(group).map(|it| &it.members);
+        if !concerned.iter().filter_map(members).flatten().any(is_silent) {
+            return BTreeSet::new();
+        }
+        let is_overdue = |entry: &Entry| {
+            let link = &entry.link;
+            let due = link.last_seen.plus(link.interval.saturating_mul(2));
+            link.stream.is_some() && !link.interval.is_zero() && due <= now
+        };
+        self.entries.iter().filter(|(_, entry)| is_overdue(entry)).map(|(id, _)| *id).collect()
+    }
+
+    /// The brake as it stands now, for these groups. Lets one more go when its minute has come.
+    pub(super) fn brake(&mut self, concerned: &[GroupRef], now: Timestamp) -> Brake {
+        let muted = self.muted(concerned, now);
         let mut lost: Vec<(Timestamp, InstanceId)> = self
             .lost
-            .iter()
+            .union(&muted)
             .filter_map(|id| {
                 let entry = self.entries.get(id)?;
                 match entry.health(self, now) {
-                    // Silence on an open stream is no disconnect; without one it began with the loss.
+                    // Of these it began with their last word, of the others with the loss.
+                    _ if muted.contains(id) && entry.seen == Seen::Running => Some((entry.link.last_seen, *id)),
                     Health::Lost { .. } | Health::Silent { .. }
                         if entry.link.stream.is_none() && entry.seen == Seen::Running =>
                     {
@@ -94,7 +117,7 @@ impl State {
             })
             .collect();
         lost.sort_unstable();
-        let now_held = held(&lost, self.n_connected, self.brake_settings);
+        let now_held = held(&lost, self.n_connected.saturating_sub(muted.len()), self.brake_settings);
         let memory = &mut self.brake_memory;
         let held = match now_held {
             Some((since, held)) => {

@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use nstance_core::{
     group::Desired,
     ids::{GroupRef, InstanceId},
-    instance::{Drain, Ownership},
+    instance::{Drain, Health, Ownership},
     snapshot::{Candidate, CreateWindow, DrainView, GroupView, InstanceView, ShardView, Snapshot},
     time::Timestamp,
 };
@@ -20,11 +20,11 @@ impl World {
     pub fn snapshot(&self, only: Option<&GroupRef>) -> (Snapshot, Timestamp) {
         let now = self.now();
         let mut state = self.lock();
-        let brake = state.brake(now);
         let concerned: Vec<GroupRef> = match only {
             Some(group) => vec![group.clone()],
             None => state.groups.keys().cloned().collect(),
         };
+        let brake = state.brake(&concerned, now);
         for group in &concerned {
             state.remember_failures(group, now);
         }
@@ -102,8 +102,17 @@ fn window(state: &State, it: &GroupState, now: Timestamp) -> CreateWindow {
     }
 }
 
-/// A drain that began before this term gets a moment more: an acknowledgement may be on its way to the new leader.
-fn delete_at(state: &State, drain: &Drain) -> Timestamp {
+/// A drain that began before this term gets a moment more: an acknowledgement may be on its way to the new leader. But
+/// not beyond the end that its machine was told, which no patience of ours puts off.
+fn delete_at(state: &State, drain: &Drain, health: Health) -> Timestamp {
+    let patient = allowed(state, drain);
+    match health {
+        Health::Terminating { deadline: Some(deadline), .. } => patient.min(deadline.max(drain.deadline)),
+        _ => patient,
+    }
+}
+
+fn allowed(state: &State, drain: &Drain) -> Timestamp {
     match state.agents_since {
         Some(since) if drain.started_at < since && drain.acked_at.is_none() && drain.started_at < drain.deadline => {
             drain.deadline.max(since.plus(FAILOVER_ALLOWANCE))
@@ -114,6 +123,7 @@ fn delete_at(state: &State, drain: &Drain) -> Timestamp {
 
 fn instance_view(state: &State, entry: &Entry, now: Timestamp) -> InstanceView {
     let instance = entry.instance();
+    let health = entry.health(state, now);
     InstanceView {
         ownership: instance.ownership,
         phase: instance.phase(),
@@ -126,12 +136,12 @@ fn instance_view(state: &State, entry: &Entry, now: Timestamp) -> InstanceView {
         infra_hash: instance.infra_hash.clone(),
         seen: entry.seen,
         seen_since: entry.seen_since,
-        health: entry.health(state, now),
+        health,
         reported: entry.link.reported,
         drain: instance.open_drain().map(|drain| DrainView {
             reason: drain.reason,
             started_at: drain.started_at,
-            delete_at: delete_at(state, drain),
+            delete_at: delete_at(state, drain, health),
             acked: drain.acked_at.is_some(),
         }),
         delete_requested_at: instance.delete.as_ref().map(|delete| delete.requested_at),
