@@ -18,7 +18,7 @@ test:
 
 # The simulation as it should be run: optimised, with a thousand seeds and every crash point.
 sim:
-	$(CARGO) test --locked --profile sim -p nstance-dev --test 'sim_*' -- --include-ignored --nocapture
+	NSTANCE_SIM_FULL=1 $(CARGO) test --locked --profile sim -p nstance-dev --test 'sim_*' -- --nocapture
 
 lint:
 	$(CARGO) fmt --all --check

@@ -77,15 +77,16 @@ fn crash_at(n: usize, side: Side, disk: Disk) -> String {
     })
 }
 
-/// Slow without optimisation; `make sim` runs it as it should be.
+/// `make sim` meets all of them in an optimised build; without that, every ninth.
 #[test]
-#[ignore = "a minute of an optimised build"]
 fn a_crash_at_every_write_and_call_is_made_good() {
     let points = points();
     for part in ["create", "delete", "lb_register", "lb_deregister", "put shard/s1/instance", "put shard/s1/groups"] {
         assert!(points.iter().any(|point| point.starts_with(part)), "{part} is no point: {points:#?}");
     }
+    let stride = if std::env::var_os("NSTANCE_SIM_FULL").is_some() { 1 } else { 9 };
     let cases: Vec<(usize, Side, Disk)> = (0..points.len())
+        .step_by(stride)
         .flat_map(|n| [(n, Side::Before), (n, Side::After)])
         .enumerate()
         // With and without a cache in turn: each point is met with both, on one of its sides.
@@ -105,7 +106,7 @@ fn a_crash_at_every_write_and_call_is_made_good() {
     });
     let mut met = met.into_inner().expect("no panic");
     met.sort_by_key(|(n, side, _)| (*n, *side == Side::After));
-    assert_eq!(met.len(), points.len() * 2);
+    assert_eq!(met.len(), cases.len());
     for (n, side, point) in met {
         println!("{n:>3} {side:?} {point}");
     }
