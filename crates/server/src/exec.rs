@@ -7,6 +7,8 @@
 mod balance;
 mod create;
 mod placement;
+mod refusal;
+mod request;
 
 use std::{sync::Arc, time::Duration};
 

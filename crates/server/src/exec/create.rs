@@ -1,12 +1,9 @@
 //! Making an instance. Where asking twice makes one, the intent and the call start together: no instance waits for a
 //! storage round trip that protects nothing. Elsewhere the intent comes first.
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{sync::Arc, time::Duration};
 
-use nstance_config::{
-    GroupLayer, MergedGroup, OnDemandLayer,
-    render::{InstanceData, RenderData, images_of, render_args, render_userdata},
-};
+use nstance_config::{MergedGroup, render::images_of};
 use nstance_core::{
     ids::{GroupRef, InstanceId, uuid_v7},
     instance::{
@@ -15,7 +12,7 @@ use nstance_core::{
     plan::Priority,
     ports::{
         clock::random,
-        provider::{Bootstrap, CreateMode, ErrorClass, Landed, ProviderError, Tags, Userdata, Vm, VmSpec},
+        provider::{CreateMode, ErrorClass, Landed, ProviderError, Vm, VmSpec},
     },
     snapshot::{BlockKind, Busy},
     time::{Mono, Timestamp},
@@ -26,6 +23,8 @@ use nstance_store::{cas::RecordError, records::Versioned};
 use super::{
     ExecError, finish,
     placement::{self, Choice, SPARED},
+    refusal::{pair_of, react},
+    request::{IMAGES, asked_for, spec},
 };
 use crate::{
     events::{Reason, Tell},
@@ -36,9 +35,6 @@ use crate::{
 
 /// Limit of one create call. Providers that are slower by nature say so by their own deadline inside it.
 const CREATE: Duration = Duration::from_secs(120);
-
-/// Between the ids of several images in a record, which has one field for them. No provider uses it in an id.
-const IMAGES: &str = ",";
 
 /// Life of a nonce where registrations are not timed.
 const NONCE_LIFE: Duration = Duration::from_secs(3600);
@@ -163,7 +159,7 @@ pub fn on_demand(
 }
 
 /// Where the next instance of a group goes.
-fn place(state: &State, pairs: &[Pair], now: Timestamp) -> Choice {
+pub(super) fn place(state: &State, pairs: &[Pair], now: Timestamp) -> Choice {
     let n_all = u64::try_from(state.entries.len()).unwrap_or(u64::MAX);
     placement::choose(pairs, &state.places, now, |subnet, figure| {
         // Even if all that there is were hidden there would be room: no need to count.
@@ -503,34 +499,6 @@ async fn prepare(term: &Arc<Term>, id: InstanceId, mut spec: VmSpec) -> Result<O
     Ok(Some(spec))
 }
 
-/// What an on-demand instance was asked for with, from its record and the config alone: its group may be another now,
-/// or gone.
-fn asked_for(term: &Term, instance: &Instance, request: &OnDemandRequest) -> Result<Arc<MergedGroup>, String> {
-    let pool = |text: &Option<String>| {
-        let parsed = text.as_deref().map(str::parse).transpose();
-        parsed.map_err(|error: nstance_core::ids::IdError| error.to_string())
-    };
-    let inherits = &request.inherits;
-    let group = GroupLayer {
-        template: inherits.template.clone(),
-        instance_type: inherits.instance_type.clone(),
-        subnet_pool: pool(&inherits.subnet_pool)?,
-        vars: Some(inherits.vars.clone()),
-        ..GroupLayer::default()
-    };
-    let own = OnDemandLayer {
-        template: request.template.clone(),
-        instance_type: request.instance_type.clone(),
-        subnet_pool: pool(&request.subnet_pool)?,
-        vars: request.vars.clone(),
-    };
-    let merged = term.applied().config.merge_on_demand(&instance.group, Some(&group), &own);
-    merged.map(Arc::new).map_err(|problems| {
-        let texts: Vec<_> = problems.iter().map(|it| format!("{}: {}", it.path, it.message)).collect();
-        texts.join("; ")
-    })
-}
-
 enum CallError {
     /// The guard was closed: nothing was sent.
     NotSent,
@@ -615,157 +583,6 @@ async fn forget_unwritten(term: &Arc<Term>, instance: &Instance) -> Option<Versi
 const UNWRITTEN: Duration = Duration::from_millis(500);
 
 const INVALID: Duration = Duration::from_secs(600);
-
-/// What a refusal means for the group's next creates.
-fn react(term: &Arc<Term>, instance: &Instance, error: &ProviderError) {
-    let (group, id) = (&instance.group, instance.id);
-    let message = format!("{}", Chain(error));
-    provider_failed(term, error);
-    let retry_after = hold_back(term, instance, error, &message);
-    let told = Tell::instance(Reason::InstanceCreateFailed, group, id, message).error(error.class.as_str());
-    term.tell(match retry_after {
-        Some(wait) => told.retry_after(wait),
-        None => told,
-    });
-}
-
-/// Keeps the group from asking again too soon. Answers how long it waits now, if it does.
-fn hold_back(term: &Arc<Term>, instance: &Instance, error: &ProviderError, message: &str) -> Option<Duration> {
-    let group = &instance.group;
-    let now = term.now();
-    let (kind, first, last) = match error.class {
-        ErrorClass::Capacity => (BlockKind::NoCapacity, 15, 120),
-        ErrorClass::Quota => (BlockKind::Quota, 30, 300),
-        ErrorClass::Auth => (BlockKind::ProviderAuth, 15, 120),
-        ErrorClass::Invalid => (BlockKind::InvalidRequest, 600, 600),
-        // Not found is what became of an earlier try: it made the VM, and the VM is gone. The next id knows nothing
-        // of that.
-        ErrorClass::Throttled | ErrorClass::NotFound => (BlockKind::BackingOff, 1, 8),
-        // The provider as a whole is held, and its probe ends that.
-        ErrorClass::Unavailable | ErrorClass::Ambiguous => return None,
-    };
-    let mut state = term.world.lock();
-    if instance.ownership == Ownership::OnDemand {
-        // A choice without capacity is known to all; the rest is between its owner and the provider, and no reason for
-        // the group to stop making its own.
-        if kind == BlockKind::NoCapacity {
-            state.places.penalise(pair_of(instance), now);
-            let merged = instance.request.as_ref().and_then(|request| asked_for(term, instance, request).ok());
-            let pairs = merged.map(|merged| Pair::of(&merged)).unwrap_or_default();
-            if matches!(place(&state, &pairs, now), Choice::Wait { .. }) {
-                state.places.shorten(&pairs, now.plus(Duration::from_secs(first)));
-            }
-        }
-        return None;
-    }
-    if kind == BlockKind::NoCapacity && goes_elsewhere(&mut state, instance, now) {
-        return None;
-    }
-    let it = state.group(group);
-    let times = it.blocks.get(&kind).map_or(0, |block| block.times);
-    let wait = Duration::from_secs(first).saturating_mul(2_u32.saturating_pow(times)).min(Duration::from_secs(last));
-    let wait = error.retry_after.unwrap_or(wait);
-    let until = now.plus(wait);
-    it.block(kind, message, now, Some(until));
-    if kind == BlockKind::NoCapacity {
-        let pairs = it.merged.as_ref().map(|merged| Pair::of(merged)).unwrap_or_default();
-        state.places.shorten(&pairs, until);
-    }
-    Some(wait)
-}
-
-fn pair_of(instance: &Instance) -> Pair {
-    Pair { subnet: instance.subnet.clone(), instance_type: instance.instance_type.clone() }
-}
-
-/// Notes that a choice had no capacity. Answers whether that needs no wait of its own: another choice is left, which
-/// the next plan takes with a new id, or the group waits already, because others of it met the same.
-fn goes_elsewhere(state: &mut State, instance: &Instance, now: Timestamp) -> bool {
-    state.places.penalise(pair_of(instance), now);
-    let Some(it) = state.groups.get(&instance.group) else { return false };
-    let Some(merged) = &it.merged else { return false };
-    let pairs = Pair::of(merged);
-    if matches!(place(state, &pairs, now), Choice::Go(_)) {
-        return true;
-    }
-    let waits = it.blocks.get(&BlockKind::NoCapacity).and_then(|block| block.until).filter(|until| now < *until);
-    if let Some(until) = waits {
-        state.places.shorten(&pairs, until);
-    }
-    waits.is_some()
-}
-
-/// The request of an instance: a pure function of its record and the config, so that a successor builds the same one.
-fn spec(term: &Term, instance: &Instance, merged: &MergedGroup) -> Result<VmSpec, String> {
-    let nonce = term.shared.authority.agent_nonce(instance);
-    let bundle = term.shared.authority.bundle_pem();
-    let server = &term.applied().config.server;
-    let data = RenderData {
-        cluster_id: term.shared.cluster.to_string(),
-        ca_cert: bundle.clone(),
-        shard: term.shared.shard.to_string(),
-        registration_addr: term.advertised.registration.clone(),
-        agent_addr: term.advertised.agent.clone(),
-        operator_addr: term.advertised.operator.clone(),
-        provider_kind: server.provider.kind.as_str().to_owned(),
-        region: server.provider.region.clone(),
-        zone: server.provider.zone.clone(),
-        instance: InstanceData {
-            id: instance.id.to_string(),
-            kind: instance.id.kind().to_string(),
-            arch: instance.arch.clone(),
-            instance_type: instance.instance_type.clone().unwrap_or_default(),
-            group: instance.group.group.to_string(),
-            tenant: instance.group.tenant.to_string(),
-            on_demand: instance.ownership == Ownership::OnDemand,
-            subnet_id: instance.subnet.clone(),
-            subnet_pool: merged.subnet_pool.to_string(),
-            ..InstanceData::default()
-        },
-        vars: merged.vars.clone(),
-        images: images(term, instance, merged),
-        nonce: nonce.clone(),
-    };
-    let args = render_args(merged, &data).map_err(|error| format!("args: {}", Chain(&error)))?;
-    let userdata = render_userdata(merged, &data).map_err(|error| format!("userdata: {}", Chain(&error)))?;
-    Ok(VmSpec {
-        instance: instance.id,
-        tags: Tags {
-            cluster: instance.cluster.clone(),
-            shard: instance.shard.clone(),
-            instance: instance.id,
-            tenant: instance.group.tenant.clone(),
-            group: instance.group.group.clone(),
-            on_demand: instance.ownership == Ownership::OnDemand,
-            epoch: instance.intent_epoch,
-            template: instance.template.clone(),
-            infra_hash: instance.infra_hash.clone(),
-        },
-        instance_type: instance.instance_type.clone(),
-        subnet: instance.subnet.clone(),
-        args,
-        userdata: userdata.map(Userdata),
-        bootstrap: Bootstrap {
-            ca_bundle_pem: bundle,
-            nonce_jwt: nonce,
-            registration_addr: term.advertised.registration.clone(),
-            agent_addr: term.advertised.agent.clone(),
-        },
-        reserved_id: instance.provider.reserved_id.clone(),
-    })
-}
-
-/// The images an instance is made from: those of its record, whatever their names stand for by now. One whose record
-/// tells nothing takes what there is; a name that is not known is left out, and so cannot be rendered.
-fn images(term: &Term, instance: &Instance, merged: &MergedGroup) -> BTreeMap<String, String> {
-    let names = images_of(merged);
-    let recorded: Vec<String> =
-        instance.image.iter().flat_map(|ids| ids.split(IMAGES)).map(ToOwned::to_owned).collect();
-    let ids = Some(recorded)
-        .filter(|ids| ids.len() == names.len() && ids.iter().all(|id| !id.is_empty()))
-        .or_else(|| term.world.lock().images.ids(&names));
-    names.into_iter().zip(ids.unwrap_or_default()).collect()
-}
 
 /// The record of a VM that has none: read from the store if it is there after all, else made from the tags.
 pub(super) async fn adopt(term: &Arc<Term>, group: &GroupRef, vm: &Vm) -> Result<Versioned<Instance>, ExecError> {
