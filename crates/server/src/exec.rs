@@ -309,7 +309,10 @@ async fn delete(
     if !known {
         let updated = term
             .update(instance, |it| {
-                if it.delete.is_some() || !is_due(it, reason) {
+                if it.delete.is_some()
+                    || !is_due(it, reason)
+                    || reason == DeleteReason::Dead && !looks_dead(term, it.id)
+                {
                     return None;
                 }
                 let delete = Delete { reason: reason.to_string(), by: BY.to_owned(), requested_at: now, gone_at: None };
@@ -371,6 +374,13 @@ fn is_due(it: &Instance, reason: DeleteReason) -> bool {
         | DeleteReason::ScaleDown
         | DeleteReason::GroupDeleted => it.registration.is_none(),
     }
+}
+
+/// Whether the provider's last word on the machine is still one that a plan may take for its death.
+fn looks_dead(term: &Term, instance: InstanceId) -> bool {
+    let state = term.world.lock();
+    let seen = state.entries.get(&instance).map_or(Seen::Gone, |entry| entry.seen);
+    !matches!(seen, Seen::NotAsked | Seen::Unknown | Seen::Pending | Seen::Running)
 }
 
 /// Machines that come up but never register point to a broken template: after two in a row, creates slow down.

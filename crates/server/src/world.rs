@@ -399,7 +399,15 @@ impl State {
         let before = self.standing(id);
         let window = self.runaway_window;
         match self.entries.get_mut(&id) {
-            Some(entry) => entry.facts = facts,
+            Some(entry) => {
+                let registers = entry.instance().registration.is_none() && facts.instance().registration.is_some();
+                entry.facts = facts;
+                // Somebody spoke from the machine just now: whoever saw it gone looked before that.
+                if registers && is_dead(entry.seen) {
+                    entry.observe(Seen::Unknown, None, now);
+                    entry.describe.due = Some(now);
+                }
+            }
             None => {
                 let interval = self.health_check_interval;
                 let registered = facts.instance().registration.is_some();

@@ -101,7 +101,7 @@ pub async fn work(term: Arc<Term>) {
 }
 
 async fn look(term: &Arc<Term>, vms: &[VmRef]) {
-    let started = term.world.clock().monotonic();
+    let (started, asked_at) = (term.world.clock().monotonic(), term.now());
     {
         let state = term.world.lock();
         for vm in vms {
@@ -131,7 +131,7 @@ async fn look(term: &Arc<Term>, vms: &[VmRef]) {
         None => provider_works(term),
     }
     for (vm, answer) in vms.iter().zip(answers) {
-        apply(term, vm.instance, answer);
+        apply(term, vm.instance, answer, asked_at);
     }
 }
 
@@ -143,8 +143,8 @@ pub fn observe_call(term: &Term, op: &'static str, started: nstance_core::time::
     term.shared.metrics.provider_seconds.get_or_create(&labels).observe(seconds);
 }
 
-/// Takes one answer in and decides when to look again. It decides nothing else.
-fn apply(term: &Arc<Term>, instance: InstanceId, answer: Described) {
+/// Takes one answer to a question of `asked_at` in and decides when to look again. It decides nothing else.
+fn apply(term: &Arc<Term>, instance: InstanceId, answer: Described, asked_at: Timestamp) {
     let now = term.now();
     let visibility = term.shared.provider.capabilities().visibility_delay;
     let mut state = term.world.lock();
@@ -159,7 +159,8 @@ fn apply(term: &Arc<Term>, instance: InstanceId, answer: Described) {
     let it = entry.instance();
     let registered_at = it.registration.as_ref().map(|registration| registration.at);
     let made_at = [Some(it.created_at), it.provider.confirmed_at, registered_at, shown_at];
-    let is_fresh = made_at.into_iter().flatten().max().is_some_and(|at| now.since(at) < visibility);
+    // By the time of the question: an answer may lie unread for long, on a machine that stood still.
+    let is_fresh = made_at.into_iter().flatten().max().is_some_and(|at| asked_at.since(at) < visibility);
     let (before, phase, group) = (entry.seen, entry.phase(), entry.instance().group.clone());
     let unmade = matches!(answer, Described::NotFound) && never_seen && phase == Phase::Pending && !is_fresh;
     let (seen, vm) = match answer {
