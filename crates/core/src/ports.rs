@@ -6,6 +6,8 @@ pub mod clock;
 
 pub mod objects;
 
+pub mod peers;
+
 pub mod secrets;
 
 pub mod schema;

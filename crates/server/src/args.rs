@@ -30,6 +30,9 @@ pub struct Args {
     /// Host of the advertised health and election addresses
     #[arg(long)]
     pub advertise_host: Option<String>,
+    /// Added to the ports this server binds: for several servers of one shard on one machine
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    pub port_offset: u16,
     /// Check a config file, or the stored config, print the report and exit with 0 or 1
     #[arg(long, value_name = "FILE", num_args = 0..=1, require_equals = true, default_missing_value = "")]
     pub validate: Option<PathBuf>,

@@ -18,6 +18,7 @@ use nstance_core::{
     ports::{
         clock::{Clock, Entropy},
         objects::ObjectStore,
+        peers::Peers,
         provider::Provider,
         secrets::Secrets,
     },
@@ -48,6 +49,7 @@ use crate::{
     http,
     lead::{self, Candidate},
     metrics::Metrics,
+    peer::{Desk, Who},
     service::{
         config::{self, Applied, ConfigError, InForce, LastGood},
         register::logged,
@@ -74,6 +76,13 @@ pub struct Parts {
     pub planner: Planner,
     /// What the server runs in.
     pub tasks: Tasks,
+    /// The way to the other servers, instead of mTLS.
+    pub peers: Option<Arc<dyn Peers>>,
+    /// The lease's own way to the store, so that nothing else holds a renewal up. `None`: the common one.
+    pub lease_store: Option<Arc<dyn ObjectStore>>,
+    /// Added to every port that is bound, and to the ports of the advertised health and election addresses: for
+    /// several servers of one shard on one machine.
+    pub port_offset: u16,
 }
 
 /// How others reach a server.
@@ -87,7 +96,9 @@ pub enum Doors {
 }
 
 /// The health port's default, for [`Doors::Sockets`].
-pub const FIRST_HEALTH: SocketAddr = SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 8990);
+pub fn first_health(port_offset: u16) -> SocketAddr {
+    SocketAddr::new(IpAddr::V4(Ipv4Addr::UNSPECIFIED), 8990_u16.saturating_add(port_offset))
+}
 
 /// Where a leader is served, once it is.
 #[derive(Clone, Default)]
@@ -95,6 +106,8 @@ pub struct Served {
     pub health: Option<SocketAddr>,
     pub leader: Option<Leader>,
     pub term: Option<Arc<Term>>,
+    /// Where this server answers its peers, once it can.
+    pub desk: Option<Arc<Desk>>,
     pub ending: Ending,
 }
 
@@ -141,6 +154,11 @@ impl Running {
         self.served.borrow().term.clone()
     }
 
+    /// What this server tells its peers, once it can.
+    pub fn desk(&self) -> Option<Arc<Desk>> {
+        self.served.borrow().desk.clone()
+    }
+
     pub async fn health_addr(&mut self) -> anyhow::Result<SocketAddr> {
         let served = self.served.wait_for(|served| served.health.is_some()).await.context("server ended")?;
         served.health.context("no health port")
@@ -182,7 +200,7 @@ impl Running {
 /// Runs a server until a signal, or until it cannot go on.
 pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
     let mut signals = StopSignals::listen().context("listen for signals")?;
-    let store = wiring::store(&args)?;
+    let (store, lease_store) = (wiring::store(&args)?, wiring::store(&args)?);
     let entropy: Arc<dyn Entropy> = Arc::new(SystemEntropy::new());
     let mut running = start(Parts {
         id: args.id.context("--id is missing")?,
@@ -193,10 +211,13 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
         clock: Arc::new(SystemClock),
         entropy: entropy.clone(),
         provider: None,
-        doors: Doors::Sockets { first_health: FIRST_HEALTH },
+        doors: Doors::Sockets { first_health: first_health(args.port_offset) },
         cache: None,
         planner: Arc::new(nstance_core::plan::plan),
         tasks: Tasks::new(),
+        peers: None,
+        lease_store: Some(lease_store),
+        port_offset: args.port_offset,
     });
     let ended = tokio::select! {
         biased;
@@ -292,7 +313,8 @@ impl Boot {
             Doors::Inside { addr } => (None, addr),
             Doors::Sockets { .. } => {
                 self.health_port(first_health, &applied).await?;
-                let election = self.bind("election", wiring::socket_addr(&server.bind.election)).await?;
+                let election =
+                    self.bind("election", wiring::socket_addr(&server.bind.election, parts.port_offset)).await?;
                 let addr = election.local_addr().map_err(|error| End::Fatal(error.into()))?;
                 (Some(election), addr)
             }
@@ -315,8 +337,16 @@ impl Boot {
             parts.entropy.clone(),
         );
         let health_addr = self.served.borrow().health.unwrap_or(election_addr);
-        let candidate = Candidate::new(parts, &applied, election_addr, health_addr);
+        let candidate = Candidate::new(parts, &applied, election_addr, health_addr).map_err(End::Fatal)?;
         let authority = self.authority(&applied, &cache, secrets.as_ref(), &records, &candidate).await?;
+        let who = Who {
+            cluster: server.cluster_id.clone(),
+            shard: parts.shard.clone(),
+            server_id: parts.id.clone(),
+            process: candidate.process().to_owned(),
+        };
+        let desk = Arc::new(Desk::new(who, parts.clock.clone(), self.vitals.clone()));
+        self.served.send_modify(|served| served.desk = Some(desk.clone()));
         let provider = match &parts.provider {
             Some(provider) => provider.clone(),
             None => wiring::provider(&applied.config, parts.clock.clone(), parts.entropy.clone(), &self.tasks)
@@ -344,6 +374,8 @@ impl Boot {
             config: InForce::new(applied),
             last_good,
             planner: parts.planner.clone(),
+            desk,
+            port_offset: parts.port_offset,
         });
         shared.events.tell(
             parts.clock.now(),
@@ -412,7 +444,7 @@ impl Boot {
         let known = last_good.applied(&self.parts.shard, self.parts.clock.now());
         let Doors::Sockets { first_health } = self.parts.doors else { return None };
         let wanted = match &known {
-            Some(applied) => wiring::socket_addr(&applied.config.server.bind.health).ok()?,
+            Some(applied) => wiring::socket_addr(&applied.config.server.bind.health, self.parts.port_offset).ok()?,
             None => first_health,
         };
         // Taken by somebody else: the config will tell where ours is.
@@ -425,7 +457,8 @@ impl Boot {
     }
 
     async fn health_port(&self, first: Option<FirstHealth>, applied: &Applied) -> Result<(), End> {
-        let wanted = wiring::socket_addr(&applied.config.server.bind.health).map_err(End::Fatal)?;
+        let wanted =
+            wiring::socket_addr(&applied.config.server.bind.health, self.parts.port_offset).map_err(End::Fatal)?;
         let bound = match first {
             Some(first) if first.wanted == wanted => first.bound,
             first => {

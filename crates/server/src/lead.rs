@@ -61,19 +61,21 @@ pub struct Candidate {
 }
 
 impl Candidate {
-    pub fn new(parts: &Parts, applied: &Applied, election: SocketAddr, health: SocketAddr) -> Self {
+    pub fn new(parts: &Parts, applied: &Applied, election: SocketAddr, health: SocketAddr) -> anyhow::Result<Self> {
         let server = &applied.config.server;
-        let host = |address: &nstance_config::model::Address, bound: SocketAddr| match &parts.advertise_host {
-            Some(host) => format!("{host}:{}", bound.port()),
-            None => wiring::advertised(address, bound),
-        };
-        let addr = host(&server.advertise.election, election);
+        let host =
+            |address: &nstance_config::model::Address, bound: SocketAddr| match (&parts.advertise_host, parts.doors) {
+                (_, Doors::Inside { addr }) => Ok(addr.to_string()),
+                (Some(host), _) => Ok(format!("{host}:{}", bound.port())),
+                (None, _) => wiring::advertised_own(address, bound, parts.port_offset),
+            };
+        let addr = host(&server.advertise.election, election)?;
         let identity = Identity {
             server_id: parts.id.to_string(),
             process: Identity::draw_process(parts.entropy.as_ref()),
             direct: is_local(&addr),
             addr,
-            health_addr: host(&server.advertise.health, health),
+            health_addr: host(&server.advertise.health, health)?,
             // std's listener shares its port with nobody.
             exclusive: true,
             boot_id: std::fs::read_to_string("/proc/sys/kernel/random/boot_id")
@@ -83,14 +85,19 @@ impl Candidate {
         };
         let election = &server.leader_election;
         let timing = Timing { ttl: election.ttl, renew_interval: election.renew_interval, margin: election.margin };
-        Self {
+        Ok(Self {
             identity,
             writer: format!("{}/{}", parts.shard, parts.id),
             timing,
-            store: parts.store.clone(),
+            store: parts.lease_store.clone().unwrap_or_else(|| parts.store.clone()),
             clock: parts.clock.clone(),
             entropy: parts.entropy.clone(),
-        }
+        })
+    }
+
+    /// The random part of our identity as a holder.
+    pub fn process(&self) -> &str {
+        &self.identity.process
     }
 
     fn keeper(&self, key: String, timing: Timing) -> LeaseKeeper {
@@ -350,9 +357,9 @@ async fn begin(
         Doors::Inside { .. } => None,
         Doors::Sockets { .. } => {
             let ports = Ports::bind(
-                wiring::socket_addr(&server.bind.registration)?,
-                wiring::socket_addr(&server.bind.operator)?,
-                wiring::socket_addr(&server.bind.agent)?,
+                wiring::socket_addr(&server.bind.registration, shared.port_offset)?,
+                wiring::socket_addr(&server.bind.operator, shared.port_offset)?,
+                wiring::socket_addr(&server.bind.agent, shared.port_offset)?,
             );
             Some(ports.await.context("open the ports of a leader")?)
         }

@@ -13,6 +13,8 @@ pub mod boot;
 
 pub mod lead;
 
+pub mod peer;
+
 pub mod vitals;
 
 pub mod http;

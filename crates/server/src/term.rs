@@ -35,6 +35,7 @@ use crate::{
     events::{Events, Reason, Tell},
     metrics::Metrics,
     pace::Gate,
+    peer::Desk,
     service::{
         certificates::Renewals,
         config::{Applied, InForce, LastGood},
@@ -67,6 +68,9 @@ pub struct Shared {
     pub config: InForce,
     pub last_good: LastGood,
     pub planner: Planner,
+    /// What our peers are told.
+    pub desk: Arc<Desk>,
+    pub port_offset: u16,
 }
 
 /// Decides what to do. There is one, `nstance_core::plan::plan`; a simulation puts a broken one in its place to see

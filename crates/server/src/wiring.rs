@@ -101,13 +101,21 @@ pub fn provider(
 }
 
 /// Where a listener binds.
-pub fn socket_addr(address: &Address) -> anyhow::Result<SocketAddr> {
+pub fn socket_addr(address: &Address, port_offset: u16) -> anyhow::Result<SocketAddr> {
     let host = if address.host.is_empty() { "0.0.0.0" } else { &address.host };
     let ip: IpAddr = match host {
         "localhost" => Ipv4Addr::LOCALHOST.into(),
         host => host.parse().with_context(|| format!("bind address {address}: give an IP address"))?,
     };
-    Ok(SocketAddr::new(ip, address.port))
+    Ok(SocketAddr::new(ip, shifted(address.port, port_offset)?))
+}
+
+/// A port of the config as this server has it. Port 0 is any.
+fn shifted(port: u16, by: u16) -> anyhow::Result<u16> {
+    if port == 0 {
+        return Ok(0);
+    }
+    port.checked_add(by).with_context(|| format!("--port-offset {by} moves port {port} above 65535"))
 }
 
 /// The address of the interface that packets leave by; no packet is sent to find out.
@@ -126,4 +134,10 @@ pub fn advertised(address: &Address, bound: SocketAddr) -> String {
     let host = if address.is_any() { primary_address().to_string() } else { address.host.clone() };
     let port = if address.port == 0 { bound.port() } else { address.port };
     Address { host, port }.to_string()
+}
+
+/// The same of a port that is this server's own and moves with its offset.
+pub fn advertised_own(address: &Address, bound: SocketAddr, port_offset: u16) -> anyhow::Result<String> {
+    let port = shifted(address.port, port_offset)?;
+    Ok(advertised(&Address { host: address.host.clone(), port }, bound))
 }

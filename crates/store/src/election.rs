@@ -30,6 +30,8 @@ use crate::{
     retry,
 };
 
+pub mod follow;
+
 /// Keeps two candidates that saw the same end from colliding each time.
 const MAX_BID_WAIT: Duration = Duration::from_millis(50);
 

@@ -273,6 +273,9 @@ impl Site {
             cache: Some(cache),
             planner: self.planner.clone(),
             tasks: tasks.clone(),
+            peers: None,
+            lease_store: None,
+            port_offset: 0,
         });
         let server = Server { process, running, store, provider, tasks, door: Mutex::default() };
         self.servers().insert(n, Arc::new(server));

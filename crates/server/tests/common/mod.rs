@@ -238,6 +238,9 @@ impl Site {
             cache: None,
             planner: Arc::new(nstance_core::plan::plan),
             tasks: Tasks::new(),
+            peers: None,
+            lease_store: None,
+            port_offset: 0,
         }
     }
 
