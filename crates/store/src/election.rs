@@ -16,7 +16,7 @@ use nstance_core::{
         clock::{Clock, Entropy},
         objects::{Condition, ETag, ObjectStore, StoreError, StoreFault},
     },
-    term::Guard,
+    term::{Guard, Moment},
     time::Mono,
 };
 use nstance_rt::{
@@ -207,7 +207,7 @@ pub struct Held {
 #[derive(Clone)]
 struct Attempt {
     write_id: String,
-    start: Mono,
+    start: Moment,
     record: LeaseRecord,
 }
 
@@ -321,15 +321,15 @@ impl LeaseKeeper {
             None => Condition::Create,
         };
         let attempt = self.attempt(record);
-        let until = attempt.start + self.timing.act_for();
+        let until = attempt.start.mono + self.timing.act_for();
         let etag = self.bid(&attempt, &extra, &condition, until).await?;
         Ok(Held {
-            guard: Guard::new(epoch, self.clock.clone(), until),
+            guard: Guard::begun(epoch, self.clock.clone(), attempt.start, until),
             lease: attempt.record,
             etag,
             write_id: attempt.write_id,
             extra,
-            renewed: attempt.start,
+            renewed: attempt.start.mono,
             until,
             unclear: Vec::new(),
             backoff: renew_backoff(),
@@ -400,7 +400,7 @@ impl LeaseKeeper {
     pub async fn renew(&self, held: &mut Held) -> Renewal {
         let now = self.clock.monotonic();
         // A put whose outcome is open is sent again as it was, unless its success would give no time any more.
-        let open = held.unclear.last().filter(|it| now < it.start + self.timing.act_for()).cloned();
+        let open = held.unclear.last().filter(|it| now < it.start.mono + self.timing.act_for()).cloned();
         let attempt = open.unwrap_or_else(|| {
             let epoch = if held.lease.epoch <= held.floor { held.floor.next() } else { held.lease.epoch };
             self.attempt(LeaseRecord {
@@ -462,7 +462,7 @@ impl LeaseKeeper {
         held.guard.close();
         let record = LeaseRecord { released: true, renewed_at: self.clock.now(), ..held.lease.clone() };
         let attempt = self.attempt(record);
-        let until = attempt.start + self.timing.act_for();
+        let until = attempt.start.mono + self.timing.act_for();
         loop {
             let condition = Condition::Match(held.etag.clone());
             match self.bid(&attempt, &held.extra, &condition, until).await {
@@ -484,17 +484,17 @@ impl LeaseKeeper {
     }
 
     fn landed(&self, held: &mut Held, attempt: Attempt, etag: ETag) -> Renewal {
-        let until = attempt.start + self.timing.act_for();
+        let until = attempt.start.mono + self.timing.act_for();
         if attempt.record.epoch == held.guard.epoch() {
-            held.guard.extend(until);
+            held.guard.renewed(attempt.start, until);
         } else {
             held.guard.close();
-            held.guard = Guard::new(attempt.record.epoch, self.clock.clone(), until);
+            held.guard = Guard::begun(attempt.record.epoch, self.clock.clone(), attempt.start, until);
         }
         held.lease = attempt.record;
         held.write_id = attempt.write_id;
         held.etag = etag;
-        held.renewed = attempt.start;
+        held.renewed = attempt.start.mono;
         held.until = until;
         held.unclear.clear();
         held.backoff.reset();
@@ -508,7 +508,7 @@ impl LeaseKeeper {
 
     /// A new put. Its start is now: that of its first try.
     fn attempt(&self, record: LeaseRecord) -> Attempt {
-        Attempt { write_id: entropy::hex(&*self.entropy, 16), start: self.clock.monotonic(), record }
+        Attempt { write_id: entropy::hex(&*self.entropy, 16), start: Moment::of(&*self.clock), record }
     }
 
     async fn put(&self, attempt: &Attempt, extra: &Extra, condition: &Condition) -> Result<ETag, StoreError> {
