@@ -19,7 +19,7 @@ use crate::{
     group::Desired,
     ids::{GroupRef, InstanceId},
     instance::Phase,
-    plan::{Action, Plan, Planned},
+    plan::{Action, DeleteReason, Plan, Planned},
     snapshot::{GroupView, InstanceView, ProviderView, ShardView, Snapshot},
     time::Timestamp,
 };
@@ -228,7 +228,11 @@ impl<'a> Court<'a> {
                 .drain
                 .as_ref()
                 .is_some_and(|drain| it.phase == Phase::Draining && !drain.acked && self.now < drain.delete_at),
-            Action::Delete { .. } => members || matches!(it.phase, Phase::Draining | Phase::Deleting),
+            Action::Delete { reason, .. } => {
+                // A create that failed by its record and made a VM all the same.
+                let unwanted = it.phase == Phase::Failed && *reason == DeleteReason::Unresolved;
+                members || unwanted || matches!(it.phase, Phase::Draining | Phase::Deleting)
+            }
             Action::MarkDeleted { .. } => it.phase == Phase::Deleting,
             Action::Forget { .. } => {
                 let ended = match it.phase {

@@ -81,6 +81,7 @@ pub(super) fn finish(scene: Scene<'_>, draft: &mut Draft<'_>) {
             Standing::Draining => finish_drain(scene, draft, *id, it),
             Standing::Deleting => finish_delete(scene, draft, *id, it),
             Standing::Deleted => forget(scene, draft, *id, it.delete_gone_at.or(it.delete_requested_at), it),
+            Standing::Failed if is_there(it.seen) && !may_be_in_use(it) => end_unwanted(scene, draft, *id, it),
             Standing::Failed => forget(scene, draft, *id, it.create_failed_at, it),
             Standing::Known | Standing::Uncertain | Standing::Dead | Standing::Silent | Standing::Noticed => {}
         }
@@ -166,6 +167,30 @@ fn finish_delete(scene: Scene<'_>, draft: &mut Draft<'_>, id: InstanceId, it: &I
     hold.instance = Some(id);
     hold.since = it.delete_requested_at;
     hold.until = it.next_attempt_at;
+}
+
+/// Whether the provider shows a VM that somebody pays for.
+fn is_there(seen: Seen) -> bool {
+    match seen {
+        Seen::Pending
+        | Seen::Running
+        | Seen::Stopping
+        | Seen::Stopped
+        | Seen::Suspended
+        | Seen::Repairing
+        | Seen::HostDown => true,
+        Seen::NotAsked | Seen::Unknown | Seen::Deleting | Seen::Gone => false,
+    }
+}
+
+/// The record says that the create failed, and there is a VM all the same: another try, perhaps another leader's, made
+/// it. Its slot was given away long ago.
+fn end_unwanted(scene: Scene<'_>, draft: &mut Draft<'_>, id: InstanceId, it: &InstanceView) {
+    if scene.is_complete() {
+        let since = it.create_failed_at.unwrap_or(it.created_at);
+        let reason = DeleteReason::Unresolved;
+        draft.act(Urgency::new(Priority::Unhealthy, since, id), Action::Delete { instance: id, reason });
+    }
 }
 
 fn forget(scene: Scene<'_>, draft: &mut Draft<'_>, id: InstanceId, ended: Option<Timestamp>, it: &InstanceView) {

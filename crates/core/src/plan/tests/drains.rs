@@ -112,6 +112,19 @@ fn a_failed_create_counts_nowhere() {
 }
 
 #[test]
+fn a_failed_create_that_made_a_vm_all_the_same_is_ended() {
+    planned(
+        "
+        group web size=0
+          a failed ended=30m seen=running
+        ",
+        expect![[r#"
+            3 delete a unresolved
+        "#]],
+    );
+}
+
+#[test]
 fn a_failed_create_is_forgotten_after_retention() {
     planned(
         "
