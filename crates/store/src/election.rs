@@ -1,9 +1,10 @@
 //! The lease of a shard, or of the cluster: who may bid for it, and how it is taken, kept and given back.
 //!
-//! Decisions are pure ([`may_bid`], [`next_epoch`]); [`LeaseKeeper`] does the I/O. Nobody compares clocks: a follower
-//! times the lease object's ETag on its own monotonic clock, a holder times its own puts on its own. A holder may act
-//! until `ttl − margin` after the *start* of its last successful put, a follower waits `ttl` after the *end* of the read
-//! that first showed the ETag; the second always comes later than the first.
+//! Decisions are pure: a follower's in [`follow`], a candidate's and a holder's in [`hold`]. [`LeaseKeeper`] does the I/O
+//! and decides nothing. Nobody compares clocks: a follower times the lease object's ETag on its own monotonic clock, a
+//! holder times its own puts on its own. A holder may act until `ttl − margin` after the *start* of its last successful
+//! put, a follower waits `ttl` after the *end* of the read that first showed the ETag; the second always comes later than
+//! the first. The ttl may change from put to put: [`hold`] says what that means for the guard.
 //!
 //! Every put carries a `write_id`. One that landed while its answer was lost, or whose retry was refused, is recognised
 //! by reading it back. A candidate never acts on hope: without an answer it does not lead.
@@ -31,11 +32,14 @@ use crate::{
 };
 
 pub mod follow;
+pub mod hold;
+
+use hold::{Answer, Candidacy, Put, Sight, Step, Tenure, Turn};
 
 /// Keeps two candidates that saw the same end from colliding each time.
 const MAX_BID_WAIT: Duration = Duration::from_millis(50);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Timing {
     pub ttl: Duration,
     pub renew_interval: Duration,
@@ -190,25 +194,11 @@ pub enum Renewal {
 /// A lease of ours. The term's guard hangs on it.
 pub struct Held {
     guard: Guard,
+    tenure: Tenure,
+    /// As in the last durable version.
     lease: LeaseRecord,
-    etag: ETag,
-    write_id: String,
     extra: Extra,
-    /// Start of the last put that is known to have landed.
-    renewed: Mono,
-    until: Mono,
-    /// Puts on the present version that may have landed.
-    unclear: Vec<Attempt>,
     backoff: Backoff,
-    /// The epoch must rise above this.
-    floor: Epoch,
-}
-
-#[derive(Clone)]
-struct Attempt {
-    write_id: String,
-    start: Moment,
-    record: LeaseRecord,
 }
 
 impl Held {
@@ -223,26 +213,42 @@ impl Held {
 
     /// Of the last durable version, for the peer endpoint.
     pub fn etag(&self) -> &ETag {
-        &self.etag
+        self.tenure.etag()
     }
 
     pub fn lease(&self) -> &LeaseRecord {
         &self.lease
     }
 
-    /// When the last durable renewal began: the truth that peers are told.
-    pub fn renewed(&self) -> Mono {
-        self.renewed
+    /// Of the last durable version. What [`LeaseKeeper::renew_as`] asked for is in force once this says so.
+    pub fn timing(&self) -> Timing {
+        self.tenure.landed().timing
     }
 
+    /// When the last durable renewal began: the truth that peers are told.
+    pub fn renewed(&self) -> Mono {
+        self.tenure.landed().start.mono
+    }
+
+    /// The guard's end. While a shorter lease may be in force already, that one's.
     pub fn until(&self) -> Mono {
-        self.until
+        self.tenure.end()
+    }
+
+    /// What a put of this tenure writes. The times are the put's, so that its retries are the same bytes.
+    fn record(&self, put: &Put) -> LeaseRecord {
+        LeaseRecord { epoch: put.epoch, ttl: put.timing.ttl, renewed_at: put.start.wall, ..self.lease.clone() }
+    }
+
+    /// No answer is waited for longer than this: neither the lease in force nor the one asked for may run out on it.
+    fn per_try(&self) -> Duration {
+        self.timing().per_try().min(self.tenure.asked().per_try())
     }
 }
 
 impl std::fmt::Debug for Held {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Held").field("epoch", &self.lease.epoch).field("etag", &self.etag).finish_non_exhaustive()
+        f.debug_struct("Held").field("epoch", &self.lease.epoch).field("etag", self.etag()).finish_non_exhaustive()
     }
 }
 
@@ -282,7 +288,7 @@ impl LeaseKeeper {
     /// Looks at the lease once.
     pub async fn look(&self, previous: Option<&Observation>) -> Result<Observation, ElectionError> {
         let began = self.clock.monotonic();
-        let lease = self.read().await?;
+        let lease = self.read(self.timing.per_try()).await?;
         Ok(Observation::after(previous, lease, began, self.clock.monotonic()))
     }
 
@@ -291,11 +297,11 @@ impl LeaseKeeper {
         if !matches!(reason, TakeOver::Released | TakeOver::SameHost) {
             tokio::time::sleep(jitter(&*self.entropy, MAX_BID_WAIT)).await;
         }
-        let epoch = next_epoch(seen.epoch(), floor, Epoch(0));
-        let now = self.clock.now();
+        let put = self.new_put(self.timing, next_epoch(seen.epoch(), floor, Epoch(0)));
+        let now = put.start.wall;
         let before = seen.lease.as_ref().map(|it| &it.value);
         let record = LeaseRecord {
-            epoch,
+            epoch: put.epoch,
             holder: self.own.server_id.clone(),
             process: self.own.process.clone(),
             addr: self.own.addr.clone(),
@@ -303,7 +309,7 @@ impl LeaseKeeper {
             direct: self.own.direct,
             boot_id: self.own.boot_id.clone(),
             provider_id: self.own.provider_id.clone(),
-            ttl: self.timing.ttl,
+            ttl: put.timing.ttl,
             acquired_at: now,
             renewed_at: now,
             released: false,
@@ -320,130 +326,101 @@ impl LeaseKeeper {
             Some(lease) => Condition::Match(lease.etag.clone()),
             None => Condition::Create,
         };
-        let attempt = self.attempt(record);
-        let until = attempt.start.mono + self.timing.act_for();
-        let etag = self.bid(&attempt, &extra, &condition, until).await?;
+        let etag = self.bid(Candidacy::new(put.clone(), condition), &record, &extra, self.timing.per_try()).await?;
         Ok(Held {
-            guard: Guard::begun(epoch, self.clock.clone(), attempt.start, until),
-            lease: attempt.record,
-            etag,
-            write_id: attempt.write_id,
+            guard: Guard::begun(put.epoch, self.clock.clone(), put.start, put.end()),
+            tenure: Tenure::new(put, etag),
+            lease: record,
             extra,
-            renewed: attempt.start.mono,
-            until,
-            unclear: Vec::new(),
             backoff: renew_backoff(),
-            floor: Epoch(0),
         })
     }
 
     /// Puts until the outcome is known or the time it would give us is over.
     async fn bid(
         &self,
-        attempt: &Attempt,
+        mut candidacy: Candidacy,
+        record: &LeaseRecord,
         extra: &Extra,
-        condition: &Condition,
-        until: Mono,
+        per_try: Duration,
     ) -> Result<ETag, ElectionError> {
-        let too_late = || ElectionError::TooLate { key: self.key.clone() };
         let mut backoff = renew_backoff();
-        let mut unclear = false;
+        let mut turn = Turn::PutAgain;
+        let mut is_first = true;
         loop {
-            let error = match self.put(attempt, extra, condition).await {
-                Ok(etag) => return if self.clock.monotonic() < until { Ok(etag) } else { Err(too_late()) },
-                Err(error) => error,
-            };
-            match error.fault {
-                StoreFault::Precondition | StoreFault::Ambiguous => {
-                    unclear |= error.fault == StoreFault::Ambiguous;
-                    let there = self.read_until(until, &mut backoff).await?;
-                    match there {
-                        Some(there) if there.meta.write_id == attempt.write_id => {
-                            return if self.clock.monotonic() < until { Ok(there.etag) } else { Err(too_late()) };
-                        }
-                        there if error.is_precondition() || !is_unchanged(condition, there.as_ref()) => {
-                            return Err(self.lost_to(there));
-                        }
-                        // Not landed, or not yet: the same bytes again, which recognise each other.
-                        _ => {}
-                    }
+            if !std::mem::take(&mut is_first) {
+                tokio::time::sleep(backoff.next(&*self.entropy)).await;
+                if candidacy.is_late(self.clock.monotonic()) {
+                    return Err(self.too_late());
                 }
-                _ if unclear && retry::is_passing(&error) => {}
-                _ => return Err(self.store_error(error)),
             }
-            tokio::time::sleep(backoff.next(&*self.entropy)).await;
-            if until <= self.clock.monotonic() {
-                return Err(too_late());
+            if turn == Turn::PutAgain {
+                let done = self.put(candidacy.put(), record, extra, candidacy.condition(), per_try).await;
+                turn = candidacy.answered(&Answer::of(&done), self.clock.monotonic());
+                if let (Turn::Failed, Err(error)) = (&turn, done) {
+                    return Err(self.store_error(error));
+                }
+            }
+            let mut there = None;
+            if turn == Turn::ReadBack {
+                there = match self.read(per_try).await {
+                    Ok(there) => {
+                        turn = candidacy.saw(&sight(there.as_ref()), self.clock.monotonic());
+                        there
+                    }
+                    Err(ElectionError::Store { source, .. }) if retry::is_passing(&source) => {
+                        turn = candidacy.saw(&Sight::Failed, self.clock.monotonic());
+                        None
+                    }
+                    Err(error) => return Err(error),
+                };
+            }
+            match turn {
+                Turn::Won(etag) => return Ok(etag),
+                Turn::Lost => return Err(self.lost_to(there)),
+                Turn::TooLate | Turn::Failed => return Err(self.too_late()),
+                Turn::ReadBack | Turn::PutAgain => {}
             }
         }
     }
 
-    async fn read_until(
-        &self,
-        until: Mono,
-        backoff: &mut Backoff,
-    ) -> Result<Option<Versioned<LeaseRecord>>, ElectionError> {
-        loop {
-            match self.read().await {
-                Err(ElectionError::Store { source, .. }) if retry::is_passing(&source) => {
-                    tokio::time::sleep(backoff.next(&*self.entropy)).await;
-                    if until <= self.clock.monotonic() {
-                        return Err(ElectionError::TooLate { key: self.key.clone() });
-                    }
-                }
-                done => return done,
-            }
-        }
-    }
-
-    /// Renews once. Call again every `renew_interval`, or after the time a [`Renewal::Retry`] names.
+    /// Renews once, with the timing asked for last. Call again every `renew_interval`, or after the time a
+    /// [`Renewal::Retry`] names.
     pub async fn renew(&self, held: &mut Held) -> Renewal {
-        let now = self.clock.monotonic();
-        // A put whose outcome is open is sent again as it was, unless its success would give no time any more.
-        let open = held.unclear.last().filter(|it| now < it.start.mono + self.timing.act_for()).cloned();
-        let attempt = open.unwrap_or_else(|| {
-            let epoch = if held.lease.epoch <= held.floor { held.floor.next() } else { held.lease.epoch };
-            self.attempt(LeaseRecord {
-                epoch,
-                renewed_at: self.clock.now(),
-                ttl: self.timing.ttl,
-                ..held.lease.clone()
-            })
-        });
-        let condition = Condition::Match(held.etag.clone());
-        let error = match self.put(&attempt, &held.extra, &condition).await {
-            Ok(etag) => return self.landed(held, attempt, etag),
-            Err(error) => error,
-        };
-        match error.fault {
-            // A refusal may be the answer to a retry below us of a try that landed, so it is unclear as well.
-            StoreFault::Precondition | StoreFault::Ambiguous => {
-                if !held.unclear.iter().any(|it| it.write_id == attempt.write_id) {
-                    held.unclear.push(attempt);
-                }
-            }
-            // Surely not applied: the next try is a new put with a new start.
-            StoreFault::Unavailable(_) | StoreFault::NotFound => return self.retry(held, error),
+        self.renew_as(held, held.tenure.asked()).await
+    }
+
+    /// Renews once, as a lease of this timing from now on.
+    ///
+    /// A longer lease moves the guard's end only when it is known to be durable. A shorter one cuts the guard before its
+    /// put is sent, for it may land without our learning it, and followers then wait for the shorter time only; the cut
+    /// holds until some put is known to have landed, or this one is known never to. May be dropped at any await: what
+    /// was sent is remembered.
+    pub async fn renew_as(&self, held: &mut Held, timing: Timing) -> Renewal {
+        let put = held.tenure.next(timing, Moment::of(&*self.clock), || entropy::hex(&*self.entropy, 16));
+        held.guard.move_end(held.tenure.end());
+        let (condition, per_try) = (Condition::Match(held.etag().clone()), held.per_try());
+        let done = self.put(&put, &held.record(&put), &held.extra, &condition, per_try).await;
+        let mut step = held.tenure.answered(&put, Answer::of(&done));
+        if step == Step::ReadBack {
+            step = held.tenure.saw(match self.read(per_try).await {
+                Ok(there) => sight(there.as_ref()),
+                Err(ElectionError::Record(_)) => Sight::Foreign,
+                Err(_) => Sight::Failed,
+            });
         }
-        match self.read().await {
-            Ok(Some(there)) => {
-                let known = held.unclear.iter().find(|it| it.write_id == there.meta.write_id);
-                if let Some(ours) = known.cloned() {
-                    return self.landed(held, ours, there.etag);
-                }
-                if there.etag == held.etag && there.meta.write_id == held.write_id {
-                    // Nobody took over; the put did not land, or not yet.
-                    return self.retry(held, error);
-                }
+        match (step, done) {
+            (Step::Lost, _) => {
                 held.guard.close();
                 Renewal::Lost
             }
-            // Gone, or written by somebody whose form we do not know: not ours in any case.
-            Ok(None) | Err(ElectionError::Record(_)) => {
-                held.guard.close();
-                Renewal::Lost
+            (Step::Landed, _) | (_, Ok(_)) => self.landed(held),
+            (Step::Again | Step::ReadBack, Err(error)) => {
+                // Given back, if the put surely failed.
+                held.guard.move_end(held.tenure.end());
+                let asked = error.retry_after.unwrap_or_default().min(per_try);
+                Renewal::Retry { after: held.backoff.next(&*self.entropy).max(asked), error }
             }
-            Err(_) => self.retry(held, error),
         }
     }
 
@@ -452,83 +429,79 @@ impl LeaseKeeper {
     /// On success the old guard is closed and [`Held::guard`] is a new one. If an older put turns out to have landed
     /// instead, the epoch is unchanged: look at [`Held::epoch`], and call again.
     pub async fn raise(&self, held: &mut Held, above: Epoch) -> Renewal {
-        held.floor = held.floor.max(above);
+        held.tenure.raise(above);
         self.renew(held).await
     }
 
     /// Gives the lease back: the guard closes first, then the object says that it is free. Failing is harmless, the
     /// lease then runs out. Answers the version a successor bids on.
-    pub async fn release(&self, mut held: Held) -> Result<ETag, ElectionError> {
+    pub async fn release(&self, held: Held) -> Result<ETag, ElectionError> {
         held.guard.close();
-        let record = LeaseRecord { released: true, renewed_at: self.clock.now(), ..held.lease.clone() };
-        let attempt = self.attempt(record);
-        let until = attempt.start.mono + self.timing.act_for();
+        let put = self.new_put(held.timing(), held.epoch());
+        let record = LeaseRecord { released: true, ..held.record(&put) };
+        let mut etag = held.etag().clone();
         loop {
-            let condition = Condition::Match(held.etag.clone());
-            match self.bid(&attempt, &held.extra, &condition, until).await {
+            let candidacy = Candidacy::new(put.clone(), Condition::Match(etag.clone()));
+            match self.bid(candidacy, &record, &held.extra, held.per_try()).await {
                 Err(ElectionError::Taken { key, holder, epoch }) => {
                     // An earlier renewal of ours may have landed after all; then the release goes on top of it.
-                    let there = self.read().await?;
-                    let ours = |it: &&Versioned<LeaseRecord>| {
-                        held.unclear.iter().any(|attempt| attempt.write_id == it.meta.write_id)
-                    };
-                    match there.as_ref().filter(ours) {
-                        Some(there) => held.etag = there.etag.clone(),
+                    let there = self.read(held.per_try()).await?;
+                    let ours = |it: &Versioned<LeaseRecord>| held.tenure.sent(&it.meta.write_id) && it.etag != etag;
+                    match there.filter(ours) {
+                        Some(there) => etag = there.etag,
                         None => return Err(ElectionError::Taken { key, holder, epoch }),
                     }
-                    held.unclear.retain(|it| Some(&it.write_id) != there.as_ref().map(|it| &it.meta.write_id));
                 }
                 done => return done,
             }
         }
     }
 
-    fn landed(&self, held: &mut Held, attempt: Attempt, etag: ETag) -> Renewal {
-        let until = attempt.start.mono + self.timing.act_for();
-        if attempt.record.epoch == held.guard.epoch() {
-            held.guard.renewed(attempt.start, until);
+    /// Takes over what the tenure knows to have landed.
+    fn landed(&self, held: &mut Held) -> Renewal {
+        let (put, until) = (held.tenure.landed().clone(), held.tenure.end());
+        if put.epoch == held.guard.epoch() {
+            held.guard.renewed(put.start, until);
         } else {
             held.guard.close();
-            held.guard = Guard::begun(attempt.record.epoch, self.clock.clone(), attempt.start, until);
+            held.guard = Guard::begun(put.epoch, self.clock.clone(), put.start, until);
         }
-        held.lease = attempt.record;
-        held.write_id = attempt.write_id;
-        held.etag = etag;
-        held.renewed = attempt.start.mono;
-        held.until = until;
-        held.unclear.clear();
+        held.lease = held.record(&put);
         held.backoff.reset();
         Renewal::Extended { until }
     }
 
-    fn retry(&self, held: &mut Held, error: StoreError) -> Renewal {
-        let asked = error.retry_after.unwrap_or_default().min(self.timing.per_try());
-        Renewal::Retry { after: held.backoff.next(&*self.entropy).max(asked), error }
+    /// A put whose first try begins now.
+    fn new_put(&self, timing: Timing, epoch: Epoch) -> Put {
+        let write_id = entropy::hex(&*self.entropy, 16);
+        Put { write_id, start: Moment::of(&*self.clock), timing, epoch }
     }
 
-    /// A new put. Its start is now: that of its first try.
-    fn attempt(&self, record: LeaseRecord) -> Attempt {
-        Attempt { write_id: entropy::hex(&*self.entropy, 16), start: Moment::of(&*self.clock), record }
-    }
-
-    async fn put(&self, attempt: &Attempt, extra: &Extra, condition: &Condition) -> Result<ETag, StoreError> {
+    async fn put(
+        &self,
+        put: &Put,
+        record: &LeaseRecord,
+        extra: &Extra,
+        condition: &Condition,
+        per_try: Duration,
+    ) -> Result<ETag, StoreError> {
         let meta = Meta {
             version: VERSION,
-            epoch: attempt.record.epoch,
+            epoch: put.epoch,
             writer: self.writer.clone(),
-            write_id: attempt.write_id.clone(),
-            // Of the record, so that the retries of one put are the same bytes.
-            updated_at: attempt.record.renewed_at,
+            write_id: put.write_id.clone(),
+            // Of the put, so that its retries are the same bytes.
+            updated_at: put.start.wall,
         };
-        let body = records::encode(&attempt.record, &meta, extra);
-        match tokio::time::timeout(self.timing.per_try(), self.store.put(&self.key, body, condition.clone())).await {
+        let body = records::encode(record, &meta, extra);
+        match tokio::time::timeout(per_try, self.store.put(&self.key, body, condition.clone())).await {
             Ok(done) => done,
             Err(_) => Err(StoreError::new("put", &self.key, StoreFault::Ambiguous, "no answer in time")),
         }
     }
 
-    async fn read(&self) -> Result<Option<Versioned<LeaseRecord>>, ElectionError> {
-        match tokio::time::timeout(self.timing.per_try(), self.store.get(&self.key)).await {
+    async fn read(&self, per_try: Duration) -> Result<Option<Versioned<LeaseRecord>>, ElectionError> {
+        match tokio::time::timeout(per_try, self.store.get(&self.key)).await {
             Ok(Ok(object)) => records::decode_object(&self.key, object).map(Some).map_err(ElectionError::Record),
             Ok(Err(error)) if error.is_not_found() => Ok(None),
             Ok(Err(error)) => Err(self.store_error(error)),
@@ -539,6 +512,10 @@ impl LeaseKeeper {
                 "no answer in time",
             ))),
         }
+    }
+
+    fn too_late(&self) -> ElectionError {
+        ElectionError::TooLate { key: self.key.clone() }
     }
 
     fn store_error(&self, source: StoreError) -> ElectionError {
@@ -555,11 +532,10 @@ impl LeaseKeeper {
     }
 }
 
-fn is_unchanged(condition: &Condition, there: Option<&Versioned<LeaseRecord>>) -> bool {
-    match (condition, there) {
-        (Condition::Create, there) => there.is_none(),
-        (Condition::Match(etag), Some(there)) => there.etag == *etag,
-        (Condition::Match(_), None) => false,
+fn sight(there: Option<&Versioned<LeaseRecord>>) -> Sight {
+    match there {
+        Some(there) => Sight::Version { etag: there.etag.clone(), write_id: there.meta.write_id.clone() },
+        None => Sight::Nothing,
     }
 }
 

@@ -381,6 +381,79 @@ async fn a_put_from_long_ago_gives_no_time() {
     assert!(held.guard().is_open());
 }
 
+/// The timing of a leader without a standby.
+const ALONE: Timing =
+    Timing { ttl: Duration::from_secs(60), renew_interval: Duration::from_secs(20), margin: Duration::from_secs(1) };
+
+#[tokio::test(start_paused = true)]
+async fn a_longer_lease_reaches_further_only_when_it_is_durable() {
+    let bench = Bench::new();
+    let (keeper, link) = keeper(&bench, 1);
+    let mut held = follow(&keeper).await.unwrap();
+    let (began, before) = (bench.clock.monotonic(), held.until());
+    link.script_puts([Fault::LostAfter]);
+    link.script_gets([Fault::Unreachable]);
+    assert!(matches!(keeper.renew_as(&mut held, ALONE).await, Renewal::Retry { .. }));
+    assert_eq!((held.until(), held.timing(), held.lease().ttl), (before, Timing::SHARD, S(6)));
+    let extended = Renewal::Extended { until: began + S(59) };
+    assert_eq!(keeper.renew(&mut held).await, extended, "goes on as asked, and finds that it landed");
+    assert_eq!((held.timing(), held.lease().ttl, held.renewed()), (ALONE, S(60), began));
+    assert_eq!(keeper.look(None).await.unwrap().lease.unwrap().value.ttl, S(60), "and followers obey it");
+    tokio::time::sleep(S(58)).await;
+    assert!(held.guard().is_open());
+    assert!(matches!(keeper.renew(&mut held).await, Renewal::Extended { .. }));
+    assert_eq!(held.timing(), ALONE, "renewed as it is");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shorter_lease_cuts_the_guard_before_anybody_can_know_of_it() {
+    let bench = Bench::new();
+    let (first, link) = keeper(&bench, 1);
+    let (second, _) = keeper(&bench, 2);
+    let mut held = follow(&first).await.unwrap();
+    assert!(matches!(first.renew_as(&mut held, ALONE).await, Renewal::Extended { .. }));
+    tokio::time::sleep(S(1)).await;
+    // It lands; its answer and all that follows are lost on us.
+    let (began, guard) = (bench.clock.monotonic(), held.guard().clone());
+    link.script_puts([Fault::LostAfter]);
+    link.script_gets([Fault::Unreachable]);
+    assert!(matches!(first.renew_as(&mut held, Timing::SHARD).await, Renewal::Retry { .. }));
+    link.set_unreachable(true);
+    assert!(matches!(first.renew(&mut held).await, Renewal::Retry { .. }));
+    assert_eq!(held.until(), began + S(5));
+    let new = follow(&second).await.unwrap();
+    assert!(S(6) <= bench.clock.monotonic().since(began));
+    assert!(new.guard().is_open() && !guard.is_open(), "it was shut a second before the other could come");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_shorter_lease_that_never_left_gives_the_guard_its_time_back() {
+    let bench = Bench::new();
+    let (keeper, link) = keeper(&bench, 1);
+    let mut held = follow(&keeper).await.unwrap();
+    keeper.renew_as(&mut held, ALONE).await;
+    let until = held.until();
+    link.set_unreachable(true);
+    assert!(matches!(keeper.renew_as(&mut held, Timing::SHARD).await, Renewal::Retry { .. }));
+    assert_eq!(held.until(), until);
+    tokio::time::sleep(S(30)).await;
+    assert!(held.guard().is_open(), "nobody was told of less than a minute");
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_is_dropped_midway_is_remembered() {
+    let bench = Bench::new();
+    let (keeper, link) = keeper(&bench, 1);
+    let mut held = follow(&keeper).await.unwrap();
+    keeper.renew_as(&mut held, ALONE).await;
+    let began = bench.clock.monotonic();
+    link.script_puts([Fault::HangsAfter]);
+    let dropped = tokio::time::timeout(Duration::from_millis(100), keeper.renew_as(&mut held, Timing::SHARD)).await;
+    assert!(dropped.is_err());
+    assert_eq!(held.until(), began + S(5), "cut while it was under way");
+    assert_eq!(keeper.renew(&mut held).await, Renewal::Extended { until: began + S(5) }, "not taken for a stranger's");
+}
+
 #[tokio::test(start_paused = true)]
 async fn throttled_renewal_does_not_flap() {
     let bench = Bench::new();
