@@ -14,12 +14,12 @@ use std::{
     time::Duration,
 };
 
-use nstance_core::{ports::clock::Clock, time::Timestamp};
+use nstance_core::{ids::ClusterId, ports::clock::Clock, time::Timestamp};
 use rustls::{
     CertificateError, ClientConfig, DigitallySignedStruct, DistinguishedName, Error, OtherError, RootCertStore,
     ServerConfig, SignatureScheme,
     client::{
-        Resumption, WebPkiServerVerifier,
+        ResolvesClientCert, Resumption, WebPkiServerVerifier,
         danger::{HandshakeSignatureValid, ServerCertVerified, ServerCertVerifier},
         verify_server_cert_signed_by_trust_anchor,
     },
@@ -88,7 +88,7 @@ fn roots(bundle: &Bundle) -> Result<Arc<RootCertStore>, TlsError> {
     Ok(Arc::new(roots))
 }
 
-/// What a server shows, replaceable while it listens.
+/// What a server shows, to its clients and to servers that it calls; replaceable while it runs.
 pub struct ServerIdentity(RwLock<Arc<CertifiedKey>>);
 
 impl ServerIdentity {
@@ -102,11 +102,25 @@ impl ServerIdentity {
         *self.0.write().unwrap_or_else(PoisonError::into_inner) = new;
         Ok(())
     }
+
+    fn shown(&self) -> Arc<CertifiedKey> {
+        self.0.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
 }
 
 impl ResolvesServerCert for ServerIdentity {
     fn resolve(&self, _: ClientHello<'_>) -> Option<Arc<CertifiedKey>> {
-        Some(self.0.read().unwrap_or_else(PoisonError::into_inner).clone())
+        Some(self.shown())
+    }
+}
+
+impl ResolvesClientCert for ServerIdentity {
+    fn resolve(&self, _root_hints: &[&[u8]], _schemes: &[SignatureScheme]) -> Option<Arc<CertifiedKey>> {
+        Some(self.shown())
+    }
+
+    fn has_certs(&self) -> bool {
+        true
     }
 }
 
@@ -116,7 +130,7 @@ impl fmt::Debug for ServerIdentity {
     }
 }
 
-/// Whose clients a server lets in, replaceable while it listens.
+/// Whom a server believes: clients that it lets in, and servers that it calls. Replaceable while it runs.
 #[derive(Debug)]
 pub struct ClientTrust {
     trusted: RwLock<Trusted>,
@@ -127,6 +141,7 @@ pub struct ClientTrust {
 struct Trusted {
     roots: Arc<RootCertStore>,
     verifier: Arc<dyn ClientCertVerifier>,
+    servers: Arc<WebPkiServerVerifier>,
 }
 
 impl Trusted {
@@ -135,8 +150,18 @@ impl Trusted {
         let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone())
             .build()
             .map_err(|error| TlsError::Rejected(Error::General(error.to_string())))?;
-        Ok(Self { roots, verifier })
+        let servers = servers_of(roots.clone(), provider)?;
+        Ok(Self { roots, verifier, servers })
     }
+}
+
+fn servers_of(
+    roots: Arc<RootCertStore>,
+    provider: &Arc<CryptoProvider>,
+) -> Result<Arc<WebPkiServerVerifier>, TlsError> {
+    WebPkiServerVerifier::builder_with_provider(roots, provider.clone())
+        .build()
+        .map_err(|error| TlsError::Rejected(Error::General(error.to_string())))
 }
 
 impl ClientTrust {
@@ -245,9 +270,7 @@ pub fn client_config(
     clock: Arc<dyn Clock>,
 ) -> Result<Arc<ClientConfig>, TlsError> {
     let provider = provider();
-    let webpki = WebPkiServerVerifier::builder_with_provider(roots(bundle)?, provider.clone())
-        .build()
-        .map_err(|error| TlsError::Rejected(Error::General(error.to_string())))?;
+    let webpki = servers_of(roots(bundle)?, &provider)?;
     let builder = ClientConfig::builder_with_details(provider, Arc::new(Time(clock)))
         .with_protocol_versions(&[&TLS13])
         .map_err(TlsError::Rejected)?
@@ -264,6 +287,94 @@ pub fn client_config(
     config.alpn_protocols = vec![ALPN.to_vec()];
     config.resumption = Resumption::disabled();
     Ok(Arc::new(config))
+}
+
+/// What a server dials other servers with: it shows what it shows its own clients, and the other must be believed by
+/// `trust`, carry the dialled host among its names, and be a server of our cluster. Both may be replaced at any time.
+pub fn peer_config(
+    identity: Arc<ServerIdentity>,
+    trust: Arc<ClientTrust>,
+    cluster: ClusterId,
+    clock: Arc<dyn Clock>,
+) -> Result<Arc<ClientConfig>, TlsError> {
+    let mut config = ClientConfig::builder_with_details(provider(), Arc::new(Time(clock)))
+        .with_protocol_versions(&[&TLS13])
+        .map_err(TlsError::Rejected)?
+        .dangerous()
+        .with_custom_certificate_verifier(Arc::new(OurPeer { trust, cluster }))
+        .with_client_cert_resolver(identity);
+    config.alpn_protocols = vec![ALPN.to_vec()];
+    config.resumption = Resumption::disabled();
+    Ok(Arc::new(config))
+}
+
+/// Everything webpki checks of a server, and our role and cluster besides.
+#[derive(Debug)]
+struct OurPeer {
+    trust: Arc<ClientTrust>,
+    cluster: ClusterId,
+}
+
+/// The peer proved a certificate of our CA, but not one of a server of our cluster.
+#[derive(Debug, thiserror::Error)]
+#[error("the certificate is by our CA but not of a server of cluster {cluster}: {why}")]
+struct NotOurPeer {
+    cluster: ClusterId,
+    why: String,
+}
+
+impl OurPeer {
+    fn check(&self, leaf: &[u8]) -> Result<(), String> {
+        let peer = peer::Peer::from_der(leaf).map_err(|error| error.to_string())?;
+        match &peer.name {
+            peer::PeerName::Server { cluster, .. } if *cluster == self.cluster => Ok(()),
+            peer::PeerName::Server { cluster, .. } => Err(format!("its cluster is {cluster}")),
+            peer::PeerName::Agent { .. } | peer::PeerName::Operator { .. } => {
+                Err(format!("its role is {}", peer.role().as_str()))
+            }
+        }
+    }
+}
+
+impl ServerCertVerifier for OurPeer {
+    fn verify_server_cert(
+        &self,
+        end_entity: &CertificateDer<'_>,
+        intermediates: &[CertificateDer<'_>],
+        server_name: &ServerName<'_>,
+        ocsp_response: &[u8],
+        now: UnixTime,
+    ) -> Result<ServerCertVerified, Error> {
+        let servers = self.trust.trusted().servers;
+        let verified = servers.verify_server_cert(end_entity, intermediates, server_name, ocsp_response, now)?;
+        self.check(end_entity).map_err(|why| {
+            let error = NotOurPeer { cluster: self.cluster.clone(), why };
+            CertificateError::Other(OtherError(Arc::new(error)))
+        })?;
+        Ok(verified)
+    }
+
+    fn verify_tls12_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.trust.trusted().servers.verify_tls12_signature(message, cert, dss)
+    }
+
+    fn verify_tls13_signature(
+        &self,
+        message: &[u8],
+        cert: &CertificateDer<'_>,
+        dss: &DigitallySignedStruct,
+    ) -> Result<HandshakeSignatureValid, Error> {
+        self.trust.trusted().servers.verify_tls13_signature(message, cert, dss)
+    }
+
+    fn supported_verify_schemes(&self) -> Vec<SignatureScheme> {
+        self.trust.trusted().servers.supported_verify_schemes()
+    }
 }
 
 /// Everything webpki checks of a server, and our role besides.

@@ -181,6 +181,44 @@ fn server_certificate_and_trust_are_swapped_while_listening() {
 }
 
 #[test]
+fn servers_know_each_other_and_show_their_newest_certificate() {
+    let fixture = Fixture::new();
+    let mine = identity(&fixture, &fixture.server());
+    let trust = Arc::new(ClientTrust::new(fixture.ca.bundle()).unwrap());
+    let dial = peer_config(mine.clone(), trust.clone(), "demo".parse().unwrap(), clock()).unwrap();
+    for _ in 0..2 {
+        let next = fixture.server();
+        mine.swap(next.chain_pem.as_bytes(), &fixture.key).unwrap();
+        let seen = shake(dial.clone(), mutual_server(&fixture), "localhost").unwrap();
+        assert_eq!(Peer::accept(&seen.unwrap(), NOW).unwrap().serial, next.serial);
+    }
+    assert!(shake(dial.clone(), mutual_server(&fixture), "other.example.com").is_err());
+
+    // A rotated CA is believed from the next handshake on, and the old one no longer.
+    let new = Fixture::seeded(2);
+    trust.swap(new.ca.bundle()).unwrap();
+    assert!(shake(dial.clone(), open_server(&fixture, &fixture.server()), "localhost").is_err());
+    assert!(shake(dial, open_server(&new, &new.server()), "localhost").is_ok());
+}
+
+#[test]
+fn only_a_server_of_the_cluster_is_a_peer() {
+    let fixture = Fixture::new();
+    let mine = identity(&fixture, &fixture.server());
+    let trust = Arc::new(ClientTrust::new(fixture.ca.bundle()).unwrap());
+    let dial = |cluster: &str| peer_config(mine.clone(), trust.clone(), cluster.parse().unwrap(), clock()).unwrap();
+    let error = shake(dial("other"), open_server(&fixture, &fixture.server()), "localhost").unwrap_err();
+    assert!(error.to_string().contains("its cluster is demo"), "{error}");
+    for usage in [FileUsage::Server, FileUsage::Peer] {
+        let error = shake(dial("demo"), open_server(&fixture, &fixture.file(usage)), "localhost").unwrap_err();
+        assert!(error.to_string().contains("no role"), "{error}");
+    }
+    assert!(shake(dial("demo"), open_server(&fixture, &fixture.agent()), "localhost").is_err());
+    let late = peer_config(mine.clone(), trust.clone(), "demo".parse().unwrap(), Arc::new(Still(NOW.plus(DAY * 8))));
+    assert!(shake(late.unwrap(), open_server(&fixture, &fixture.server()), "localhost").is_err());
+}
+
+#[test]
 fn expired_server_is_not_trusted() {
     let fixture = Fixture::new();
     let server = open_server(&fixture, &fixture.server());
