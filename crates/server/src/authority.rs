@@ -91,6 +91,13 @@ pub struct Keys {
     nonce: KeyPair,
 }
 
+impl Keys {
+    /// For those who have them from elsewhere than a vault; a test for instance.
+    pub fn new(ca: Ca, nonce: KeyPair) -> Self {
+        Self { ca, nonce }
+    }
+}
+
 impl Vault<'_> {
     async fn bundle(&self) -> Result<Option<(Vec<u8>, Bundle)>, AuthorityError> {
         match self.store.get(&ca_crt_key()).await {

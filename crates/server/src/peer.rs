@@ -4,6 +4,14 @@
 //! nobody holds a lock over an answer. The mTLS port in front of it and the client of others' desks are apart from it,
 //! so that a simulation can carry the questions without sockets.
 
+pub mod wire;
+
+pub mod line;
+
+pub mod serve;
+
+pub mod client;
+
 use std::{
     collections::BTreeMap,
     sync::{Arc, Mutex, MutexGuard, PoisonError},

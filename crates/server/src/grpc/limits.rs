@@ -27,14 +27,15 @@ struct State {
     verify: Bucket,
 }
 
+/// Tokens that come back with time.
 #[derive(Clone, Copy)]
-struct Bucket {
-    tokens: f64,
-    at: Mono,
+pub(crate) struct Bucket {
+    pub(crate) tokens: f64,
+    pub(crate) at: Mono,
 }
 
 impl Bucket {
-    fn fill(&mut self, now: Mono, per_second: f64, burst: f64) {
+    pub(crate) fn fill(&mut self, now: Mono, per_second: f64, burst: f64) {
         self.tokens = (self.tokens + now.since(self.at).as_secs_f64() * per_second).min(burst);
         self.at = now;
     }
