@@ -670,6 +670,42 @@ async fn the_port_has_room_for_64_connections() {
     timeout(LIMIT, again).await.expect("a place that became free is taken");
 }
 
+#[tokio::test]
+async fn places_are_not_kept_by_those_who_may_not_ask() {
+    let cluster = Cluster::new();
+    let server = cluster.server().await;
+    let (asker, _line) = http(&server.addr, cluster.server_dials("srv-2", "demo", "s1")).await;
+    let (stranger, _line) = http(&server.addr, cluster.server_dials("srv-2", "other", "s1")).await;
+    assert_eq!((get(&asker, "/leadership/shard").await.0, get(&stranger, "/leadership/shard").await.0), (200, 403));
+    // Has a server's certificate, and never says a word of HTTP/2.
+    let mut mute = tls(&server.addr, cluster.server_dials("srv-3", "demo", "s1")).await.unwrap();
+    let mut tasks = JoinSet::new();
+    tasks.spawn(async move {
+        let mut bytes = [0; 256];
+        while mute.read(&mut bytes).await.is_ok_and(|n| 0 < n) {}
+    });
+
+    // A test that never rests keeps a paused clock from running by itself, so pings are answered in time.
+    tokio::time::pause();
+    let mut ended = (None, None);
+    for tenths in 0..150 {
+        for _ in 0..500 {
+            tokio::task::yield_now().await;
+        }
+        if stranger.is_closed() {
+            ended.0.get_or_insert(tenths);
+        }
+        if tasks.try_join_next().is_some() {
+            ended.1.get_or_insert(tenths);
+        }
+        tokio::time::advance(Duration::from_millis(100)).await;
+    }
+    let (stranger, mute) = (ended.0.expect("strangers leave"), ended.1.expect("the mute leave"));
+    assert!((45..60).contains(&stranger) && (45..60).contains(&mute), "{stranger} {mute}");
+    tokio::time::resume();
+    assert_eq!(get(&asker, "/leadership/shard").await.0, 200, "a server stays");
+}
+
 /// A runtime of its own dies like a process: everything in it is dropped where it stands, and the kernel hangs up.
 #[test]
 fn a_killed_server_is_heard_at_once() {
