@@ -14,7 +14,7 @@ use nstance_core::{
     ids::Epoch,
     ports::{
         clock::{Clock, Entropy},
-        objects::ObjectStore,
+        objects::{ETag, ObjectStore},
     },
     term::Guard,
 };
@@ -233,10 +233,18 @@ async fn lead(
         () = stop.cancelled() => None,
         rebuilt = acquire_state(shared, cache, keeper, &mut held) => rebuilt,
     };
-    let Some(rebuilt) = rebuilt else {
+    let Some(mut rebuilt) = rebuilt else {
         release(shared, keeper, held).await;
         return;
     };
+    if !led_last(cache, &held) {
+        // Whoever led since this cache was in order may have removed them rightly. The VM of one that was not is found
+        // by its tags.
+        for lost in std::mem::take(&mut rebuilt.vanished) {
+            shared.cache.purge(&lost.value);
+        }
+    }
+    note_led(cache, &held);
     let scope = tasks.child();
     let guard = held.guard().clone();
     let term = match renewing(keeper, &mut held, begin(shared, &scope, guard, rebuilt, doors)).await {
@@ -280,6 +288,24 @@ async fn lead(
     release(shared, keeper, held).await;
     let aborted = scope.end(STEP_DOWN).await;
     tracing::debug!(aborted, "term's tasks ended");
+}
+
+/// Where the cache keeps the epoch in which this machine led last.
+const LED: &str = "led";
+
+/// Whether nobody else led since this machine's cache was written.
+fn led_last(cache: &Cache, held: &Held) -> bool {
+    let led = cache.get_object(LED).ok().flatten().map(|(etag, _)| etag.0);
+    let previous = held.lease().previous.as_ref().filter(|it| !it.holder.is_empty());
+    previous.is_none_or(|it| led.is_some_and(|led| led == it.epoch.to_string()))
+}
+
+fn note_led(cache: &Cache, held: &Held) {
+    let epoch = held.epoch();
+    if let Err(error) = cache.put_object(LED, &ETag(epoch.to_string()), b"", epoch) {
+        // The next term takes nothing from this cache that the bucket does not have.
+        tracing::warn!(error = %Chain(&error), "cache does not remember this term");
+    }
 }
 
 /// Reads the shard's state with the lease held, renewing meanwhile. `None` if the lease was lost.
