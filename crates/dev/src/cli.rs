@@ -164,6 +164,9 @@ struct SimArgs {
     /// A planner that is wrong in one way, to see that it is noticed
     #[arg(long, value_name = "NAME")]
     mutate: Option<Mutation>,
+    /// Servers of the shard; without it one to three, as the seed says
+    #[arg(long, value_name = "N")]
+    servers: Option<usize>,
     /// Judge what comes of the plans alone, not the plans
     #[arg(long)]
     blind: bool,
@@ -251,7 +254,7 @@ fn sim(args: &SimArgs) -> anyhow::Result<ExitCode> {
     if args.log {
         telemetry::start(LogForm::Text, true);
     }
-    let setup = Setup { steps: args.steps, mutation: args.mutate, hears_checker: !args.blind };
+    let setup = Setup { steps: args.steps, mutation: args.mutate, hears_checker: !args.blind, servers: args.servers };
     let seeds = args.seed..args.seed.saturating_add(args.runs);
     let summary = sim::run_many(seeds, setup, args.jobs, args.stop_after, |n, outcome| {
         if args.trace {

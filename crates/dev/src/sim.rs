@@ -4,13 +4,16 @@
 //! Everything that depends on chance or time takes it from the seed, so one seed gives one run, to the last line of its
 //! trace. A run that breaks a promise prints its seed; the same seed, run again, breaks it again.
 
+mod clock;
 mod fleet;
 mod hands;
+mod hosts;
 mod judge;
 mod many;
 mod mutations;
 mod net;
 mod operators;
+mod peers;
 mod plane;
 mod points;
 mod site;
@@ -37,11 +40,13 @@ pub struct Setup {
     pub mutation: Option<Mutation>,
     /// Whether the second opinion on each plan is heard, or only what comes of the plans.
     pub hears_checker: bool,
+    /// How many servers the shard has. `None`: one to three, as the seed says.
+    pub servers: Option<usize>,
 }
 
 impl Default for Setup {
     fn default() -> Self {
-        Self { steps: 30, mutation: None, hears_checker: true }
+        Self { steps: 30, mutation: None, hears_checker: true, servers: None }
     }
 }
 
@@ -63,7 +68,7 @@ pub fn run(seed: u64, setup: Setup) -> anyhow::Result<Outcome> {
             None => Arc::new(plan::plan),
             Some(mutation) => Arc::new(move |snapshot, now| mutation.plan(snapshot, now)),
         };
-        let story = story::Story::begin(seed, planner, setup.hears_checker).await?;
+        let story = story::Story::begin(seed, planner, setup).await?;
         story.play(setup.steps).await;
         story.plane.heal().await;
         story.plane.settle().await;

@@ -1,6 +1,9 @@
 //! What a directed test does to a plane, and what it reads of it: one thing at one moment, instead of a script by chance.
 
-use std::{sync::atomic::Ordering, time::Duration};
+use std::{
+    sync::{Arc, atomic::Ordering},
+    time::Duration,
+};
 
 use nstance_core::{
     group::Desired,
@@ -15,8 +18,9 @@ use nstance_core::{
 };
 use nstance_proto::v1;
 use nstance_providers::fake::{Call, Op};
+use nstance_server::term::Term;
 use nstance_store::{
-    faulty::{Fault, FaultPlan},
+    faulty::{Calls, Fault, FaultPlan},
     records::{self, Meta, config_keys, instance_key, leader::LeaseRecord, lease_key},
 };
 use serde_json::Value;
@@ -139,14 +143,104 @@ impl Plane {
         self.site.lose_answers(permille);
     }
 
-    /// The server does nothing until it is thawed.
+    /// The first server does nothing until it is thawed.
     pub fn freeze(&self, on: bool) {
-        if let Some(server) = self.site.server(1) {
+        self.freeze_nth(1, on);
+    }
+
+    pub fn freeze_nth(&self, n: usize, on: bool) {
+        self.note(format!("server {n} {}", if on { "stands still" } else { "wakes up" }));
+        if let Some(server) = self.site.server(n) {
             if on { server.process.freeze() } else { server.process.thaw() }
         }
     }
 
-    /// The server's next writes meet these.
+    /// Which server leads, as clients see it.
+    pub fn leader(&self) -> Option<usize> {
+        self.site.leader().map(|(server, _)| server.n)
+    }
+
+    /// The term a server leads in, or believes to.
+    pub fn term_of(&self, n: usize) -> Option<Arc<Term>> {
+        self.site.server(n).and_then(|server| server.running.term())
+    }
+
+    pub fn is_up(&self, n: usize) -> bool {
+        self.site.server(n).is_some()
+    }
+
+    /// Kills a server where it stands. With `forgets`, its machine loses its disk too.
+    pub fn kill_nth(&self, n: usize, forgets: bool) {
+        self.site.kill(n);
+        if forgets {
+            self.site.lose_cache(n);
+        }
+    }
+
+    /// A server dies with its machine: nobody there says that nobody is there.
+    pub fn power_off(&self, n: usize) {
+        self.site.hosts.darken(n);
+        self.site.kill(n);
+    }
+
+    pub fn start_nth(&self, n: usize) {
+        // An error here would be one of the simulation.
+        self.site.start(n).expect("a server starts");
+    }
+
+    /// Starts a process on the machine `n` that says to be server `id`.
+    pub fn start_as(&self, n: usize, id: usize) {
+        self.site.start_as(n, id).expect("a server starts");
+    }
+
+    /// Asks a server to end, as a signal does, and waits until it has.
+    pub async fn stop_nth(&self, n: usize) {
+        self.site.stop(n).await;
+    }
+
+    pub fn cut_store_of(&self, n: usize, cut: bool) {
+        self.note(format!("server {n} {} the store", if cut { "is cut off from" } else { "reaches" }));
+        self.site.cut_store(n, cut);
+    }
+
+    /// Two servers do not hear each other, or do again.
+    pub fn part(&self, one: usize, other: usize, on: bool) {
+        self.note(format!("servers {one} and {other} are {}", if on { "parted" } else { "joined" }));
+        self.site.hosts.block(one, other, on);
+        self.site.hosts.block(other, one, on);
+    }
+
+    /// Sets the wall clock of a machine so many seconds ahead of true time, or behind.
+    pub fn set_clock(&self, n: usize, ahead: i64) {
+        self.note(format!("the wall clock of server {n} is {ahead} s ahead"));
+        self.site.clock_of(n).jump_to(ahead.saturating_mul(1000));
+    }
+
+    /// From now on a machine's monotonic clock runs so many thousandths of true time.
+    pub fn set_rate(&self, n: usize, rate: u32) {
+        self.site.clock_of(n).run_at(rate);
+    }
+
+    /// The test itself meddles with the lease: so long two leaders may believe in theirs.
+    pub fn excuse_two_leaders(&self, time: Duration) {
+        self.site.judge().excuse(time);
+    }
+
+    /// How many calls of the store each server has made.
+    pub fn store_calls(&self, n: usize) -> Calls {
+        self.site.server(n).map(|server| server.store.calls()).unwrap_or_default()
+    }
+
+    /// Takes an object out of the bucket behind everybody's back.
+    pub async fn remove_object(&self, key: &str) {
+        self.site.bucket.delete(key).await.expect("the bucket takes it");
+    }
+
+    pub fn lease_key(&self) -> String {
+        lease_key(Some(&shard()))
+    }
+
+    /// The first server's next writes meet these.
     pub fn script_puts(&self, faults: impl IntoIterator<Item = Fault>) {
         if let Some(server) = self.site.server(1) {
             server.store.script_puts(faults);

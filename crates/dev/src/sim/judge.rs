@@ -6,6 +6,7 @@ use std::{
     fmt::Write as _,
     hash::{DefaultHasher, Hash as _, Hasher as _},
     sync::{Mutex, MutexGuard, PoisonError},
+    time::Duration,
 };
 
 use nstance_core::{
@@ -13,7 +14,8 @@ use nstance_core::{
     instance::{DrainReason, Instance, Ownership, Phase, Seen},
     time::Timestamp,
 };
-use nstance_store::records::{self, Meta};
+use nstance_store::records::{self, Meta, groups::GroupsFile, leader::LeaseRecord};
+use tokio::sync::watch;
 use tokio_util::sync::CancellationToken;
 
 /// What was counted in a run, or in many.
@@ -31,6 +33,12 @@ pub struct Stats {
     pub provider_faults: u64,
     pub lost_answers: u64,
     pub kills: u64,
+    pub partitions: u64,
+    pub clock_jumps: u64,
+    /// Leases under a new epoch.
+    pub take_overs: u64,
+    /// Leaders that were asked to stop.
+    pub hand_overs: u64,
     pub virtual_seconds: u64,
 }
 
@@ -49,18 +57,25 @@ impl Stats {
         self.provider_faults += other.provider_faults;
         self.lost_answers += other.lost_answers;
         self.kills += other.kills;
+        self.partitions += other.partitions;
+        self.clock_jumps += other.clock_jumps;
+        self.take_overs += other.take_overs;
+        self.hand_overs += other.hand_overs;
         self.virtual_seconds += other.virtual_seconds;
     }
 
     /// Everything that was done to the plane against its will.
     pub fn faults(&self) -> u64 {
-        self.crashes + self.pauses + self.store_faults + self.provider_faults + self.lost_answers + self.kills
+        let servers = self.crashes + self.pauses + self.partitions + self.clock_jumps;
+        servers + self.store_faults + self.provider_faults + self.lost_answers + self.kills
     }
 }
 
 pub(crate) struct Judge {
     start: tokio::time::Instant,
     state: Mutex<State>,
+    /// The highest epoch whose lease has landed.
+    leased: watch::Sender<Epoch>,
     /// Cancelled with the first broken promise: what happens after it proves nothing.
     pub(crate) broken: CancellationToken,
 }
@@ -72,6 +87,10 @@ struct State {
     violations: Vec<String>,
     stats: Stats,
     highest_epoch: Epoch,
+    /// Of every version of the lease.
+    write_ids: BTreeSet<String>,
+    /// Until then two epochs may act: somebody meddled with the lease itself.
+    excused: Option<tokio::time::Instant>,
     /// The latest landed version of each record, by key.
     records: BTreeMap<String, (Instance, Meta)>,
     /// Keys whose object was removed: their ids are used up.
@@ -94,7 +113,80 @@ pub(crate) struct Scene {
 
 impl Judge {
     pub(crate) fn new() -> Self {
-        Self { start: tokio::time::Instant::now(), state: Mutex::default(), broken: CancellationToken::new() }
+        Self {
+            start: tokio::time::Instant::now(),
+            state: Mutex::default(),
+            leased: watch::Sender::default(),
+            broken: CancellationToken::new(),
+        }
+    }
+
+    pub(crate) fn leases(&self) -> watch::Receiver<Epoch> {
+        self.leased.subscribe()
+    }
+
+    /// Somebody meddles with the lease object: for this time nothing keeps a leader from believing its guard.
+    pub(crate) fn excuse(&self, time: Duration) {
+        self.state().excused = Some(tokio::time::Instant::now() + time);
+    }
+
+    fn is_excused(&self) -> bool {
+        self.state().excused.is_some_and(|until| tokio::time::Instant::now() < until)
+    }
+
+    /// A version of the shard's lease as it landed. `open` tells whose guards are open at this moment.
+    pub(crate) fn leased(&self, key: &str, body: &[u8], open: impl FnOnce() -> Vec<(usize, Epoch)>) {
+        let Ok((lease, meta, _)) = records::decode::<LeaseRecord>(key, body) else {
+            self.violate("lease", "the lease was written and cannot be read");
+            return;
+        };
+        if !self.state().write_ids.insert(meta.write_id.clone()) {
+            self.violate("lease", format!("two versions of the lease have the write id {}", meta.write_id));
+        }
+        let highest = *self.leased.borrow();
+        if lease.epoch < highest {
+            self.violate("I10", format!("the lease falls from epoch {highest} to {}", lease.epoch));
+        }
+        if lease.released {
+            self.note(format!("lease of epoch {} released by {}", lease.epoch, lease.holder));
+        }
+        if lease.epoch <= highest {
+            return;
+        }
+        let reason = lease.previous.as_ref().map(|it| format!("{:?}", it.reason)).unwrap_or_default();
+        self.note(format!("lease of epoch {} taken by {} ({reason})", lease.epoch, lease.holder));
+        self.count(|stats| stats.take_overs += 1);
+        for (n, epoch) in open() {
+            if epoch < lease.epoch && !self.is_excused() {
+                self.violate(
+                    "one_guard_at_a_time",
+                    format!("server {n} may act in epoch {epoch} while {} takes epoch {}", lease.holder, lease.epoch),
+                );
+            }
+        }
+        self.leased.send_replace(lease.epoch);
+    }
+
+    /// A record is sent to the bucket.
+    pub(crate) fn sent(&self, key: &str, body: &[u8]) {
+        let meta = if key.ends_with("groups.jsonc") {
+            records::decode::<GroupsFile>(key, body).map(|(_, meta, _)| meta)
+        } else {
+            records::decode::<Instance>(key, body).map(|(_, meta, _)| meta)
+        };
+        match meta {
+            Ok(meta) => self.acts("a write", key, meta.epoch),
+            Err(_) => self.violate("record", format!("{key} is written and cannot be read")),
+        }
+    }
+
+    /// Somebody acts under this epoch: no other has the lease by now.
+    fn acts(&self, what: &str, on: &str, epoch: Epoch) {
+        let leased = *self.leased.borrow();
+        if epoch < leased && !self.is_excused() {
+            let text = format!("{what} of {on} begins under epoch {epoch} while epoch {leased} has the lease");
+            self.violate("no two epochs act", text);
+        }
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -232,7 +324,8 @@ impl Judge {
             state.highest_epoch = highest.max(epoch);
             highest
         };
-        if epoch < highest {
+        self.acts(op, &name, epoch);
+        if epoch < highest && !self.is_excused() {
             self.violate("I10", format!("{op} {name} begins under epoch {epoch} after epoch {highest} acted"));
         }
     }

@@ -72,7 +72,8 @@ impl Summary {
         let stats = &self.stats;
         format!(
             "{} runs, {} broken; {} steps in {} h of their time; {} creates, {} registered, {} drains, {} deletes; {} \
-             terms; {} faults: {} crashes, {} pauses, {} lost VMs, {} of the store, {} of the provider, {} lost answers",
+             terms, {} take-overs, {} hand-overs; {} faults: {} crashes, {} pauses, {} partitions, {} clock jumps, \
+             {} lost VMs, {} of the store, {} of the provider, {} lost answers",
             self.n_runs,
             self.broken.len(),
             stats.steps,
@@ -82,9 +83,13 @@ impl Summary {
             stats.drains,
             stats.deleted,
             stats.terms,
+            stats.take_overs,
+            stats.hand_overs,
             stats.faults(),
             stats.crashes,
             stats.pauses,
+            stats.partitions,
+            stats.clock_jumps,
             stats.kills,
             stats.store_faults,
             stats.provider_faults,
@@ -116,6 +121,9 @@ fn command(seed: u64, setup: Setup) -> String {
     let mut text = format!("nstance-dev sim --seed {seed} --runs 1");
     if setup.steps != Setup::default().steps {
         text += &format!(" --steps {}", setup.steps);
+    }
+    if let Some(servers) = setup.servers {
+        text += &format!(" --servers {servers}");
     }
     if let Some(value) = setup.mutation.and_then(|mutation| mutation.to_possible_value()) {
         text += &format!(" --mutate {}", value.get_name());

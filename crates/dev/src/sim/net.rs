@@ -11,6 +11,7 @@ use std::{
 
 use bytes::Bytes;
 use hyper::body::{Body as HttpBody, Frame};
+use nstance_core::ids::Epoch;
 use nstance_rt::{
     entropy::{below, jitter},
     process::Process,
@@ -19,8 +20,8 @@ use nstance_server::grpc::{
     conn::ConnInfo,
     serve::{Callable, Inside},
 };
-use tokio::sync::oneshot;
-use tokio_util::sync::{CancellationToken, WaitForCancellationFutureOwned};
+use tokio::sync::{oneshot, watch};
+use tokio_util::sync::CancellationToken;
 use tonic::{Status, body::Body};
 use tower::{Service, ServiceExt as _};
 
@@ -45,6 +46,9 @@ impl Port {
 }
 
 const LATENCY: Duration = Duration::from_millis(4);
+
+/// From a new lease until connections to the old leader are reset.
+const MOVE: Duration = Duration::from_secs(1);
 
 /// One connection of a client.
 #[derive(Clone)]
@@ -88,14 +92,17 @@ impl Wire {
             let _ = answer.send(response);
         });
         let reset = || Status::unavailable("connection reset");
-        let response = door.process.answer(answered).await.and_then(Result::ok).ok_or_else(reset)?;
+        let response = tokio::select! {
+            biased;
+            answer = door.process.answer(answered) => answer.and_then(Result::ok).ok_or_else(reset)?,
+            () = moved(door.leases.clone(), door.epoch) => return Err(reset()),
+        };
         tokio::time::sleep(jitter(net.as_ref(), LATENCY)).await;
         if lost {
             self.site.ground.judge.count(|stats| stats.lost_answers += 1);
             return Err(reset());
         }
-        let watched =
-            |inner| Body::new(Watched { inner, process: door.process.clone(), ended: Box::pin(door.ended()) });
+        let watched = |inner| Body::new(Watched { inner, process: door.process.clone(), ended: door.ended() });
         Ok(response.map(watched))
     }
 }
@@ -119,20 +126,38 @@ pub(crate) struct Door {
     pub(crate) process: Process,
     pub(crate) tasks: nstance_rt::tasks::Tasks,
     pub(crate) inside: Inside,
-    pub(crate) killed: CancellationToken,
+    pub(crate) epoch: Epoch,
+    /// The highest epoch of a lease.
+    pub(crate) leases: watch::Receiver<Epoch>,
 }
 
 impl Door {
-    fn ended(&self) -> WaitForCancellationFutureOwned {
-        self.killed.clone().cancelled_owned()
+    /// Resolves when the connection breaks: its server dies, or the leaders' address goes to another.
+    fn ended(&self) -> Pin<Box<dyn Future<Output = ()> + Send>> {
+        let (killed, moved) = (self.process.token().clone(), moved(self.leases.clone(), self.epoch));
+        Box::pin(async move {
+            tokio::select! {
+                biased;
+                () = killed.cancelled() => {}
+                () = moved => {}
+            }
+        })
     }
+}
+
+/// Resolves when a later leader has the address by which clients came.
+async fn moved(mut leases: watch::Receiver<Epoch>, epoch: Epoch) {
+    if leases.wait_for(|highest| epoch < *highest).await.is_err() {
+        std::future::pending::<()>().await;
+    }
+    tokio::time::sleep(MOVE).await;
 }
 
 /// What a server streams, while it lives.
 struct Watched {
     inner: Body,
     process: Process,
-    ended: Pin<Box<WaitForCancellationFutureOwned>>,
+    ended: Pin<Box<dyn Future<Output = ()> + Send>>,
 }
 
 impl HttpBody for Watched {

@@ -55,6 +55,10 @@ pub struct Beginning {
     pub planner: Planner,
     /// Whether a plan that the server's own checker refuses is a broken promise by itself.
     pub hears_checker: bool,
+    /// How many servers the shard has.
+    pub servers: usize,
+    /// Whether the servers' clocks run at rates of their own.
+    pub skew: bool,
     /// Changes the config before it is uploaded.
     pub config: fn(&mut Value),
 }
@@ -69,6 +73,8 @@ impl Beginning {
             manners: Manners::Good,
             planner: Arc::new(nstance_core::plan::plan),
             hears_checker: true,
+            servers: 1,
+            skew: false,
             config: |_| {},
         }
     }
@@ -82,18 +88,23 @@ pub struct Plane {
     pub(crate) fleet: Arc<Fleet>,
     pub(crate) operators: Vec<Arc<Operator>>,
     pub(crate) tasks: Tasks,
+    /// How many servers the shard has.
+    pub(crate) servers: usize,
 }
 
 impl Plane {
-    /// Brings a plane up: a bucket, a cloud, one server, agents, two operators.
+    /// Brings a plane up: a bucket, a cloud, servers, agents, two operators.
     pub async fn start(beginning: Beginning) -> anyhow::Result<Self> {
-        let Beginning { seed, cloud, sizes, drain_timeout, manners, planner, hears_checker, config } = beginning;
-        let site = Site::new(seed, cloud, planner, hears_checker)?;
+        let Beginning { seed, cloud, sizes, drain_timeout, manners, planner, .. } = beginning;
+        let Beginning { hears_checker, servers, skew, config, .. } = beginning;
+        let site = Site::new(seed, cloud, planner, hears_checker, skew)?;
         let tasks = Tasks::new();
         let mut value = base_config(&site, sizes, drain_timeout);
         config(&mut value);
         site.upload(&value).await?;
-        site.start(1)?;
+        for n in 1..=servers {
+            site.start(n)?;
+        }
         let fleet = Fleet::start(&site, &tasks, chance(seed, "fleet"), manners);
         let operators: Vec<_> = ["default", "acme"]
             .into_iter()
@@ -105,7 +116,7 @@ impl Plane {
             let wish = Wish { size, is_static: true, instance_type: "small".to_owned(), deleted: false };
             operator.want("web", wish);
         }
-        Ok(Self { config: Mutex::new(value), statics: Mutex::default(), site, fleet, operators, tasks })
+        Ok(Self { config: Mutex::new(value), statics: Mutex::default(), site, fleet, operators, tasks, servers })
     }
 
     /// What a tenant wants of a group that the config has.
@@ -201,20 +212,16 @@ impl Plane {
         self.fleet.cut(instances, time);
     }
 
-    /// Kills the server where it stands. With `forgets`, its machine loses its disk too.
+    /// Kills the first server where it stands. With `forgets`, its machine loses its disk too.
     pub fn kill_server(&self, forgets: bool) {
-        self.site.kill(1);
-        if forgets {
-            self.site.lose_cache(1);
-        }
+        self.kill_nth(1, forgets);
     }
 
     pub fn start_server(&self) {
-        // An error here would be one of the simulation.
-        self.site.start(1).expect("a server starts");
+        self.start_nth(1);
     }
 
-    /// The server stands still for a time, as a suspended machine does.
+    /// The first server stands still for a time, as a suspended machine does.
     pub async fn freeze_server(&self, time: Duration) {
         if let Some(server) = self.site.server(1) {
             server.process.freeze();
@@ -237,7 +244,7 @@ impl Plane {
 
     /// The term that is led in now, if any is.
     pub fn term(&self) -> Option<Arc<nstance_server::term::Term>> {
-        self.site.server(1).and_then(|server| server.running.term())
+        self.site.leader().map(|(_, term)| term)
     }
 
     /// Promises that were broken so far.
@@ -289,10 +296,20 @@ impl Plane {
         site.cloud().outage(false);
         site.cloud().clear_script();
         site.lose_answers(0);
-        site.cut_store(1, false);
-        match site.server(1) {
-            Some(server) => server.process.thaw(),
-            None => site.start(1).expect("a server starts"),
+        site.hosts.join_all();
+        site.true_time();
+        for server in site.hosts.servers() {
+            // A second process of a server goes as it came.
+            if self.servers < server.n {
+                site.kill(server.n);
+            }
+        }
+        for n in 1..=self.servers {
+            site.cut_store(n, false);
+            match site.server(n) {
+                Some(server) => server.process.thaw(),
+                None => site.start(n).expect("a server starts"),
+            }
         }
     }
 
@@ -310,7 +327,7 @@ impl Plane {
                 () = tokio::time::sleep(Duration::from_secs(1)) => {}
             }
             // A crash that was still to come.
-            if self.site.server(1).is_none() {
+            if (1..=self.servers).any(|n| self.site.server(n).is_none()) {
                 good = 0;
                 continue;
             }

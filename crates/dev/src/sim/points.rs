@@ -23,6 +23,10 @@ pub struct Points {
 struct State {
     passed: Vec<String>,
     armed: Option<(Where, Side)>,
+    /// Whether whoever is stopped goes on from there when it is thawed, instead of being killed.
+    goes_on: bool,
+    /// Who was stopped last.
+    stopped: Option<Process>,
 }
 
 /// Which point is meant.
@@ -67,6 +71,20 @@ impl Points {
         state.armed = Some((Where::Nth(n), side));
     }
 
+    /// As [`Points::arm`], but the server that is stopped goes on from there when it is thawed.
+    pub fn arm_pause(&self, n: usize, side: Side) {
+        self.arm(n, side);
+        self.state().goes_on = true;
+    }
+
+    /// Lets the server run on that was stopped.
+    pub fn thaw(&self) {
+        let stopped = self.state().stopped.take();
+        if let Some(process) = stopped {
+            process.thaw();
+        }
+    }
+
     /// Stops the server at the next point whose name begins so, after `skip` others of that name.
     pub fn arm_at(&self, name: &str, skip: usize, side: Side) {
         let mut state = self.state();
@@ -84,7 +102,7 @@ impl Points {
         self.state().passed.clone()
     }
 
-    /// Resolves when a server stands at the armed point. It must be killed then.
+    /// Resolves when a server stands at the armed point. It must be killed then, or thawed if it was only to pause.
     pub async fn hit(&self) {
         self.hit.notified().await;
     }
@@ -117,8 +135,13 @@ impl Points {
         };
         if hit {
             process.freeze();
+            self.state().stopped = Some(process.clone());
             self.hit.notify_one();
-            std::future::pending().await
+            if !self.state().goes_on {
+                std::future::pending::<()>().await;
+            }
+            // Polled again only when its process is.
+            tokio::task::yield_now().await;
         }
     }
 }

@@ -5,7 +5,7 @@ use std::{
     net::{Ipv4Addr, SocketAddr},
     path::PathBuf,
     sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
+        Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -29,7 +29,7 @@ use nstance_providers::{
 };
 use nstance_rt::{clock::TokioClock, entropy::SeededEntropy, process::Process, tasks::Tasks};
 use nstance_server::{
-    boot::{self, Doors, Parts, Running},
+    boot::{self, Doors, Parts},
     grpc::serve::Inside,
     term::{Planner, Term},
 };
@@ -38,17 +38,23 @@ use nstance_store::{
     faulty::{FaultPlan, FaultyStore},
     keys::EncryptionKey,
     memory::MemoryStore,
-    records::{config_keys, instance_prefix},
+    records::{config_keys, groups_key, instance_prefix, lease_key},
     secrets::ObjectSecrets,
 };
 use serde_json::Value;
 
 use super::{
+    clock::SimClock,
+    hosts::{Hosts, Server, port_of},
     judge::{Judge, Scene},
     net::Door,
+    peers::SimPeers,
     points::Points,
     witness::{SentProvider, SentStore, WitnessedStore},
 };
+
+/// A graceful stop may take so long.
+const STOP: Duration = Duration::from_secs(10);
 
 const KEY: [u8; 32] = *b"a key of thirty-two bytes for us";
 
@@ -85,8 +91,8 @@ pub(crate) struct Ground {
 }
 
 impl Ground {
-    pub(crate) fn scene(&self, vm: &VmRef) -> Scene {
-        let now = self.clock.now();
+    /// The moment of an effect, `now` by the clock of whoever acts.
+    pub(crate) fn scene(&self, vm: &VmRef, now: Timestamp) -> Scene {
         let found = match &vm.provider_id {
             Some(id) => self.cloud.vms().into_iter().find(|it| it.provider_id == *id),
             None => self.cloud.vm_of(vm.instance),
@@ -104,15 +110,6 @@ impl Ground {
     }
 }
 
-pub(crate) struct Server {
-    pub(crate) process: Process,
-    pub(crate) running: Running,
-    pub(crate) store: Arc<FaultyStore>,
-    pub(crate) provider: Arc<FaultyProvider>,
-    tasks: Tasks,
-    door: Mutex<Option<(Arc<Term>, Inside)>>,
-}
-
 pub(crate) struct Site {
     pub(crate) ground: Arc<Ground>,
     pub(crate) bucket: Arc<MemoryStore>,
@@ -123,7 +120,12 @@ pub(crate) struct Site {
     seed: u64,
     dir: PathBuf,
     caches: Mutex<BTreeMap<usize, Arc<Cache>>>,
-    servers: Mutex<BTreeMap<usize, Arc<Server>>>,
+    clocks: Mutex<BTreeMap<usize, Arc<SimClock>>>,
+    pub(crate) hosts: Arc<Hosts>,
+    /// Machines that do not reach the store.
+    cut: Mutex<BTreeSet<usize>>,
+    /// Whether the machines' clocks run at rates of their own.
+    pub(crate) skew: bool,
     n_boots: AtomicU64,
     lost_answers: AtomicU64,
     store_plan: Mutex<FaultPlan>,
@@ -148,6 +150,7 @@ impl Site {
         options: FakeOptions,
         planner: Planner,
         hears_checker: bool,
+        skew: bool,
     ) -> anyhow::Result<Arc<Self>> {
         let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at(Timestamp::from_millis(BEGINNING)));
         let owner = Owner { cluster: cluster(), shard: shard() };
@@ -169,7 +172,10 @@ impl Site {
             seed,
             dir,
             caches: Mutex::default(),
-            servers: Mutex::default(),
+            clocks: Mutex::default(),
+            hosts: Arc::default(),
+            cut: Mutex::default(),
+            skew,
             n_boots: AtomicU64::new(0),
             lost_answers: AtomicU64::new(0),
             store_plan: Mutex::default(),
@@ -196,12 +202,25 @@ impl Site {
         self.ground.clock.now()
     }
 
-    fn servers(&self) -> MutexGuard<'_, BTreeMap<usize, Arc<Server>>> {
-        self.servers.lock().unwrap_or_else(PoisonError::into_inner)
+    pub(crate) fn server(&self, n: usize) -> Option<Arc<Server>> {
+        self.hosts.server(n)
     }
 
-    pub(crate) fn server(&self, n: usize) -> Option<Arc<Server>> {
-        self.servers().get(&n).cloned()
+    fn servers(&self) -> Vec<Arc<Server>> {
+        self.hosts.servers()
+    }
+
+    /// The clock of the nth machine. It outlives the processes there, but each boot has its own rate.
+    pub(crate) fn clock_of(&self, n: usize) -> Arc<SimClock> {
+        let mut clocks = self.clocks.lock().unwrap_or_else(PoisonError::into_inner);
+        let clock = || Arc::new(SimClock::new(self.ground.clock.clone()));
+        clocks.entry(n).or_insert_with(clock).clone()
+    }
+
+    pub(crate) fn true_time(&self) {
+        for clock in self.clocks.lock().unwrap_or_else(PoisonError::into_inner).values() {
+            clock.jump_to(0);
+        }
     }
 
     /// A group was asked to go: what is left of it may be ended without further ado.
@@ -222,18 +241,30 @@ impl Site {
 
     /// Starts the nth server, with what its machine remembers.
     pub(crate) fn start(&self, n: usize) -> anyhow::Result<()> {
+        self.start_as(n, n)
+    }
+
+    /// Starts a server on the nth machine that says to be the `id`th.
+    pub(crate) fn start_as(&self, n: usize, id: usize) -> anyhow::Result<()> {
         let boot = self.n_boots.fetch_add(1, Ordering::Relaxed);
         let name = format!("server {n} boot {boot}");
         self.judge().note(&name);
         let process = Process::new();
         let tasks = Tasks::of(&process);
+        let clock = self.clock_of(n);
+        if self.skew {
+            clock.run_at(SimClock::draw_rate(chance(self.seed, &format!("{name} clock")).as_ref()));
+        }
         let witnessed = WitnessedStore {
             bucket: self.bucket.clone(),
             judge: self.ground.judge.clone(),
+            hosts: self.hosts.clone(),
             instances: instance_prefix(&shard()),
+            lease: lease_key(Some(&shard())),
         };
         let plan = *self.store_plan.lock().unwrap_or_else(PoisonError::into_inner);
         let store = Arc::new(FaultyStore::new(Arc::new(witnessed), chance(self.seed, &format!("{name} store")), plan));
+        store.set_unreachable(self.cut.lock().unwrap_or_else(PoisonError::into_inner).contains(&n));
         let faults = self.provider_faults.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let cloud = Arc::new(self.cloud().with_self(format!("machine-{n}")));
         let provider = Arc::new(FaultyProvider::new(cloud, chance(self.seed, &format!("{name} provider")), faults));
@@ -248,48 +279,72 @@ impl Site {
                 }
             }
         };
-        let port = 7000 + u16::try_from(n).unwrap_or(0);
         let running = boot::start(Parts {
-            id: format!("srv-{n}").parse()?,
+            id: format!("srv-{id}").parse()?,
             shard: shard(),
             cachedir: self.dir.join(n.to_string()),
             advertise_host: None,
             store: Arc::new(SentStore {
                 inner: store.clone(),
+                judge: self.ground.judge.clone(),
+                instances: instance_prefix(&shard()),
+                groups: groups_key(&shard()),
                 network: self.network.clone(),
                 points: self.points.clone(),
                 process: process.clone(),
             }),
-            clock: self.ground.clock.clone(),
+            clock: clock.clone(),
             entropy: chance(self.seed, &name),
             provider: Some(Arc::new(SentProvider {
                 inner: provider.clone(),
                 ground: self.ground.clone(),
+                hosts: self.hosts.clone(),
+                n,
+                clock: clock.clone(),
                 network: self.network.clone(),
                 points: self.points.clone(),
                 process: process.clone(),
             })),
-            doors: Doors::Inside { addr: SocketAddr::from((Ipv4Addr::LOCALHOST, port)) },
+            doors: Doors::Inside { addr: SocketAddr::from((Ipv4Addr::LOCALHOST, port_of(n))) },
             cache: Some(cache),
             planner: self.planner.clone(),
             tasks: tasks.clone(),
-            peers: None,
+            peers: Some(Arc::new(SimPeers {
+                n,
+                id: format!("srv-{id}"),
+                hosts: self.hosts.clone(),
+                chance: chance(self.seed, &format!("{name} peers")),
+            })),
             lease_store: None,
             port_offset: 0,
         });
-        let server = Server { process, running, store, provider, tasks, door: Mutex::default() };
-        self.servers().insert(n, Arc::new(server));
+        let server = Server { n, process, running, store, provider, tasks, door: Mutex::default() };
+        self.hosts.put(n, Arc::new(server));
         Ok(())
     }
 
     /// Kills a server where it stands.
     pub(crate) fn kill(&self, n: usize) {
-        if let Some(server) = self.servers().remove(&n) {
+        if let Some(server) = self.hosts.remove(n) {
             self.judge().note(format!("server {n} dies"));
             self.judge().count(|stats| stats.crashes += 1);
             self.retire(&server);
             server.process.kill();
         }
+    }
+
+    /// Asks a server to end, as a signal does, and waits until it has.
+    pub(crate) async fn stop(&self, n: usize) {
+        let Some(server) = self.server(n) else { return };
+        self.judge().note(format!("server {n} is asked to stop"));
+        self.judge().count(|stats| stats.hand_overs += u64::from(server.running.term().is_some()));
+        server.tasks.end(STOP).await;
+        if self.server(n).is_some_and(|it| Arc::ptr_eq(&it, &server)) {
+            self.judge().note(format!("server {n} has stopped"));
+            self.hosts.remove(n);
+            self.retire(&server);
+        }
+        server.process.kill();
     }
 
     /// Counts what a server went through.
@@ -317,8 +372,7 @@ impl Site {
     }
 
     pub(crate) fn examine_all(&self) {
-        let servers: Vec<_> = self.servers().values().cloned().collect();
-        for server in servers {
+        for server in self.servers() {
             self.examine(&server);
         }
     }
@@ -330,11 +384,17 @@ impl Site {
         let _ = std::fs::remove_dir_all(self.dir.join(n.to_string()));
     }
 
-    /// Whoever leads, as clients find it.
+    /// Whoever leads, as clients find it: one that answers before one that stands still, a later term before an earlier.
+    pub(crate) fn leader(&self) -> Option<(Arc<Server>, Arc<Term>)> {
+        let leading = self.servers().into_iter().filter_map(|server| {
+            let term = server.running.term()?;
+            Some((server, term))
+        });
+        leading.max_by_key(|(server, term)| (!server.process.is_frozen(), term.epoch()))
+    }
+
     pub(crate) fn door(&self) -> Option<Door> {
-        let servers: Vec<_> = self.servers().values().cloned().collect();
-        let leading = servers.iter().filter_map(|server| Some((server.running.term()?, server)));
-        let (term, server) = leading.max_by_key(|(term, server)| (!server.process.is_frozen(), term.epoch()))?;
+        let (server, term) = self.leader()?;
         let mut door = server.door.lock().unwrap_or_else(PoisonError::into_inner);
         let inside = match &*door {
             Some((of, inside)) if Arc::ptr_eq(of, &term) => inside.clone(),
@@ -345,9 +405,8 @@ impl Site {
                 inside
             }
         };
-        let process = server.process.clone();
-        let killed = process.token().clone();
-        Some(Door { process, tasks: server.tasks.clone(), inside, killed })
+        let (process, leases) = (server.process.clone(), self.judge().leases());
+        Some(Door { process, tasks: server.tasks.clone(), inside, epoch: term.epoch(), leases })
     }
 
     pub(crate) fn lost_answers(&self) -> u64 {
@@ -361,19 +420,28 @@ impl Site {
 
     pub(crate) fn set_store(&self, plan: FaultPlan) {
         *self.store_plan.lock().unwrap_or_else(PoisonError::into_inner) = plan;
-        for server in self.servers().values() {
+        for server in self.servers() {
             server.store.set_plan(plan);
         }
     }
 
     pub(crate) fn set_provider(&self, faults: &Faults) {
         *self.provider_faults.lock().unwrap_or_else(PoisonError::into_inner) = faults.clone();
-        for server in self.servers().values() {
+        for server in self.servers() {
             server.provider.set(faults.clone());
         }
     }
 
+    /// Cuts a machine off from the store, whatever is started on it meanwhile, or joins it again.
     pub(crate) fn cut_store(&self, n: usize, cut: bool) {
+        {
+            let mut all = self.cut.lock().unwrap_or_else(PoisonError::into_inner);
+            if cut {
+                all.insert(n)
+            } else {
+                all.remove(&n)
+            };
+        }
         if let Some(server) = self.server(n) {
             server.store.set_unreachable(cut);
         }
@@ -389,8 +457,7 @@ impl Site {
 
     /// The end of the story: servers stop, and what they left on disk goes.
     pub(crate) async fn close(&self) {
-        let servers: Vec<_> = std::mem::take(&mut *self.servers()).into_values().collect();
-        for server in servers {
+        for server in self.hosts.take_all() {
             self.retire(&server);
             server.process.kill();
         }

@@ -17,10 +17,14 @@ use nstance_server::term::Planner;
 use nstance_store::faulty::FaultPlan;
 
 use super::{
+    Setup,
     operators::{Operator, Wish},
     plane::{Beginning, Manners, Plane},
     site::{Site, chance},
 };
+
+/// Second processes of servers run on machines this far off.
+const SECOND: usize = 10;
 
 pub(crate) struct Story {
     pub(crate) plane: Plane,
@@ -55,15 +59,18 @@ pub(crate) fn options(seed: u64) -> FakeOptions {
 
 impl Story {
     /// Brings the plane of a seed up.
-    pub(crate) async fn begin(seed: u64, planner: Planner, hears_checker: bool) -> anyhow::Result<Self> {
+    pub(crate) async fn begin(seed: u64, planner: Planner, setup: Setup) -> anyhow::Result<Self> {
         let dice = chance(seed, "script");
+        let drawn = 1 + usize::try_from(below(chance(seed, "servers").as_ref(), 3)).unwrap_or(0);
         let plane = Plane::start(Beginning {
             cloud: options(seed),
             sizes: [1 + size(dice.as_ref(), 5), size(dice.as_ref(), 4)],
             drain_timeout: Duration::from_secs(5 + below(dice.as_ref(), 25)),
             manners: Manners::Real,
             planner,
-            hears_checker,
+            hears_checker: setup.hears_checker,
+            servers: setup.servers.unwrap_or(drawn).max(1),
+            skew: true,
             ..Beginning::new(seed)
         })
         .await?;
@@ -111,7 +118,12 @@ impl Story {
     }
 
     async fn step(&self) {
-        match self.below(112) {
+        match self.below(124) {
+            112..115 => self.hand_over(),
+            115..118 => self.partition(),
+            118..121 => self.clock_jump(),
+            121..123 => self.store_outage(),
+            123 => self.twice(),
             100..105 => self.alone(),
             105..112 => self.configure().await,
             0..16 => self.scale(),
@@ -344,12 +356,91 @@ impl Story {
         self.later(time, |site| site.set_store(FaultPlan::default()));
     }
 
+    /// One of the servers, every second time the leader.
+    fn some_server(&self) -> usize {
+        let any = 1 + usize::try_from(self.below(self.plane.servers as u64)).unwrap_or(0);
+        match self.plane.leader() {
+            Some(leader) if self.below(2) == 0 && leader <= self.plane.servers => leader,
+            _ => any,
+        }
+    }
+
     fn store_cut(&self) {
-        let time = self.seconds(1, 30);
-        self.note(format!("the store is away for {time:?}"));
+        let (n, time) = (self.some_server(), self.seconds(1, 30));
+        self.note(format!("the store is away for server {n} for {time:?}"));
         self.plane.site.judge().count(|stats| stats.store_faults += 1);
-        self.plane.site.cut_store(1, true);
-        self.later(time, |site| site.cut_store(1, false));
+        self.plane.site.cut_store(n, true);
+        self.later(time, move |site| site.cut_store(n, false));
+    }
+
+    fn store_outage(&self) {
+        let time = self.seconds(1, 60);
+        let servers = self.plane.servers;
+        self.note(format!("the store is away for everybody for {time:?}"));
+        self.plane.site.judge().count(|stats| stats.store_faults += 1);
+        let cut = move |site: &Site, cut: bool| (1..=servers).for_each(|n| site.cut_store(n, cut));
+        cut(&self.plane.site, true);
+        self.later(time, move |site| cut(site, false));
+    }
+
+    /// Two servers do not hear each other, or only one of them the other.
+    fn partition(&self) {
+        let one = self.some_server();
+        let other = 1 + usize::try_from(self.below(self.plane.servers as u64)).unwrap_or(0);
+        if one == other {
+            return;
+        }
+        let (time, both) = (self.seconds(1, 40), self.below(3) != 0);
+        self.note(format!("server {other} does not hear {one} for {time:?}, both ways: {both}"));
+        self.plane.site.judge().count(|stats| stats.partitions += 1);
+        let block = move |site: &Site, on: bool| {
+            site.hosts.block(one, other, on);
+            site.hosts.block(other, one, on && both);
+        };
+        block(&self.plane.site, true);
+        self.later(time, move |site| block(site, false));
+    }
+
+    /// A wall clock is set, and set right after a time. Never so far ahead that a certificate made meanwhile is not yet
+    /// valid afterwards: that would be a clock to repair, not a jump to bear.
+    fn clock_jump(&self) {
+        let n = self.some_server();
+        let seconds = i64::try_from(self.below(240)).unwrap_or(0);
+        let (ahead, time) = match self.below(6) {
+            0..3 => (seconds, self.seconds(1, 60)),
+            3..5 => (-seconds, self.seconds(1, 60)),
+            _ => (if self.below(2) == 0 { -3600 } else { -86_400 } - seconds, self.seconds(1, 10)),
+        };
+        self.note(format!("the wall clock of server {n} is {ahead} s ahead for {time:?}"));
+        self.plane.site.judge().count(|stats| stats.clock_jumps += 1);
+        self.plane.site.clock_of(n).jump_to(ahead * 1000);
+        self.later(time, move |site| site.clock_of(n).jump_to(0));
+    }
+
+    /// A server is asked to stop, and is started again.
+    fn hand_over(&self) {
+        let n = self.some_server();
+        let down = Duration::from_millis(self.below(20_000));
+        self.note(format!("server {n} is asked to stop, and is back after {down:?}"));
+        let site = self.plane.site.clone();
+        self.plane.tasks.spawn_droppable("hand-over", async move {
+            site.stop(n).await;
+            tokio::time::sleep(down).await;
+            if site.server(n).is_none() {
+                site.start(n).expect("a server starts");
+            }
+        });
+    }
+
+    /// Somebody starts a server a second time, under the same id, on another machine.
+    fn twice(&self) {
+        let (id, time) = (self.some_server(), self.seconds(5, 60));
+        let n = id + SECOND;
+        if self.plane.site.server(n).is_none() {
+            self.note(format!("server {id} is there twice for {time:?}"));
+            self.plane.site.start_as(n, id).expect("a server starts");
+            self.later(time, move |site| site.kill(n));
+        }
     }
 
     fn agents_cut(&self) {
@@ -364,11 +455,12 @@ impl Story {
         }
     }
 
-    /// The server stands still, as a suspended machine does.
+    /// A server stands still, as a suspended machine does: for less than its lease, or for longer.
     fn freeze(&self) {
-        let Some(server) = self.plane.site.server(1) else { return };
-        let time = self.seconds(0, 30);
-        self.note(format!("the server stands still for {time:?}"));
+        let n = self.some_server();
+        let Some(server) = self.plane.site.server(n) else { return };
+        let time = self.seconds(0, 40);
+        self.note(format!("server {n} stands still for {time:?}"));
         self.plane.site.judge().count(|stats| stats.pauses += 1);
         server.process.freeze();
         self.plane.tasks.spawn_droppable("thaw", async move {
@@ -377,15 +469,18 @@ impl Story {
         });
     }
 
-    /// The server dies: now, or at some await in the near future. Another begins on the same machine, with or without
-    /// what that remembers.
+    /// A server dies: now, or at some await in the near future. Another begins on the same machine, with or without
+    /// what that remembers. Sometimes the machine has no power meanwhile.
     fn crash(&self) {
-        let Some(server) = self.plane.site.server(1) else { return };
+        let n = self.some_server();
+        let Some(server) = self.plane.site.server(n) else { return };
         let process = server.process.clone();
         let polls = if self.below(3) == 0 { None } else { Some(self.below(400)) };
         let down = if self.below(3) == 0 { self.seconds(1, 40) } else { Duration::from_millis(self.below(1500)) };
-        let forgets = self.below(4) == 0;
-        self.note(format!("the server dies after {polls:?} polls, is back after {down:?}, forgets: {forgets}"));
+        let (forgets, dark) = (self.below(4) == 0, self.below(4) == 0);
+        self.note(format!(
+            "server {n} dies after {polls:?} polls, is back after {down:?}, forgets: {forgets}, dark: {dark}"
+        ));
         let site = self.plane.site.clone();
         self.plane.tasks.spawn_droppable("crash", async move {
             if let Some(polls) = polls {
@@ -400,14 +495,17 @@ impl Story {
             if process.is_killed() {
                 return;
             }
-            site.kill(1);
+            if dark {
+                site.hosts.darken(n);
+            }
+            site.kill(n);
             tokio::time::sleep(down).await;
             if forgets {
-                site.lose_cache(1);
+                site.lose_cache(n);
             }
-            if site.server(1).is_none() {
+            if site.server(n).is_none() {
                 // An error here would be one of the simulation.
-                site.start(1).expect("a server starts");
+                site.start(n).expect("a server starts");
             }
         });
     }

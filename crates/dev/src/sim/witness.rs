@@ -5,8 +5,9 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use async_trait::async_trait;
 use nstance_core::{
-    ids::{InstanceId, LbKey},
+    ids::{Epoch, InstanceId, LbKey},
     ports::{
+        clock::Clock as _,
         objects::{Condition, ETag, Listed, Object, ObjectStore, StoreError, StoreFault},
         provider::{
             Capabilities, DeleteHow, Described, ErrorClass, ImageQuery, InstanceType, LbMember, LeaderNetwork, Listing,
@@ -14,18 +15,30 @@ use nstance_core::{
         },
     },
     term::Permit,
+    time::Timestamp,
 };
 use nstance_rt::{process::Process, tasks::Tasks};
 use nstance_store::memory::MemoryStore;
 use tokio::sync::oneshot;
 
-use super::{judge::Judge, points::Points, site::Ground};
+use super::{clock::SimClock, hosts::Hosts, judge::Judge, points::Points, site::Ground};
 
 /// The bucket, with a witness at it.
 pub(crate) struct WitnessedStore {
     pub(crate) bucket: Arc<MemoryStore>,
     pub(crate) judge: Arc<Judge>,
+    pub(crate) hosts: Arc<Hosts>,
     pub(crate) instances: String,
+    pub(crate) lease: String,
+}
+
+impl WitnessedStore {
+    /// Terms that could act at this moment, frozen servers included: a machine that stands still may run on any time.
+    fn open_guards(&self) -> Vec<(usize, Epoch)> {
+        let servers = self.hosts.servers().into_iter();
+        let terms = servers.filter_map(|server| Some((server.n, server.running.term()?)));
+        terms.filter(|(_, term)| term.guard.is_open()).map(|(n, term)| (n, term.epoch())).collect()
+    }
 }
 
 #[async_trait]
@@ -43,6 +56,8 @@ impl ObjectStore for WitnessedStore {
         if put.is_ok() {
             if key.starts_with(&self.instances) {
                 self.judge.written(key, &body);
+            } else if key == self.lease {
+                self.judge.leased(key, &body, || self.open_guards());
             } else if !key.ends_with("leader.json") {
                 self.judge.note(format!("put {key}"));
             }
@@ -70,6 +85,9 @@ impl ObjectStore for WitnessedStore {
 /// The way to the bucket: a write that was sent lands, whatever becomes of its sender.
 pub(crate) struct SentStore {
     pub(crate) inner: Arc<dyn ObjectStore>,
+    pub(crate) judge: Arc<Judge>,
+    pub(crate) instances: String,
+    pub(crate) groups: String,
     pub(crate) network: Tasks,
     pub(crate) points: Points,
     pub(crate) process: Process,
@@ -114,6 +132,9 @@ impl ObjectStore for SentStore {
     }
 
     async fn put(&self, key: &str, body: Vec<u8>, condition: Condition) -> Result<ETag, StoreError> {
+        if key.starts_with(&self.instances) || key == self.groups {
+            self.judge.sent(key, &body);
+        }
         let (inner, name) = (self.inner.clone(), key.to_owned());
         self.send("put", key, async move { inner.put(&name, body, condition).await }).await
     }
@@ -136,6 +157,9 @@ impl ObjectStore for SentStore {
 pub(crate) struct SentProvider {
     pub(crate) inner: Arc<dyn Provider>,
     pub(crate) ground: Arc<Ground>,
+    pub(crate) hosts: Arc<Hosts>,
+    pub(crate) n: usize,
+    pub(crate) clock: Arc<SimClock>,
     pub(crate) network: Tasks,
     pub(crate) points: Points,
     pub(crate) process: Process,
@@ -156,6 +180,12 @@ impl SentProvider {
         let done = answered.await.unwrap_or_else(|_| Err(lost()));
         self.points.pass(&self.process, point).await;
         done
+    }
+
+    /// What the time is for whoever acts here: deadlines are its own.
+    fn term_time(&self) -> Timestamp {
+        let term = self.hosts.server(self.n).and_then(|server| server.running.term());
+        term.map_or_else(|| self.clock.now(), |term| term.now())
     }
 
     fn begin(&self, op: &str, permit: &Permit, instance: Option<InstanceId>) {
@@ -191,7 +221,7 @@ impl Provider for SentProvider {
     async fn delete(&self, permit: Permit, vm: &VmRef, how: DeleteHow) -> Result<(), ProviderError> {
         self.begin("delete", &permit, Some(vm.instance));
         self.ground.judge.count(|stats| stats.deleted += 1);
-        self.ground.judge.deleting(vm.instance, &self.ground.scene(vm));
+        self.ground.judge.deleting(vm.instance, &self.ground.scene(vm, self.term_time()));
         let (inner, vm) = (self.inner.clone(), vm.clone());
         self.send("delete", async move { inner.delete(permit, &vm, how).await }).await
     }
