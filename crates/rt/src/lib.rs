@@ -6,6 +6,8 @@ pub mod entropy;
 
 pub mod backoff;
 
+pub mod lane;
+
 pub mod process;
 
 pub mod tasks;

@@ -7,7 +7,7 @@ use std::{
     net::{IpAddr, Ipv4Addr, SocketAddr},
     path::PathBuf,
     process::ExitCode,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     time::Duration,
 };
 
@@ -29,7 +29,8 @@ use nstance_identity::{
     subject::{San, Subject},
 };
 use nstance_rt::{
-    backoff::Backoff, chain::Chain, clock::SystemClock, entropy::SystemEntropy, shutdown::StopSignals, tasks::Tasks,
+    backoff::Backoff, chain::Chain, clock::SystemClock, entropy::SystemEntropy, lane::Lane, shutdown::StopSignals,
+    tasks::Tasks,
 };
 use nstance_store::{
     cache::Cache,
@@ -45,11 +46,12 @@ use crate::{
     args::Args,
     authority::{Authority, Step, Vault},
     cache::CacheWriter,
+    counted::CountedStore,
     events::{Events, Reason, Tell},
     http,
-    lead::{self, Candidate},
+    lead::{self, Candidate, Stand},
     metrics::Metrics,
-    peer::{Desk, Who},
+    peer::{self, Desk, Who, client::TlsPeers},
     service::{
         config::{self, Applied, ConfigError, InForce, LastGood},
         register::logged,
@@ -251,9 +253,12 @@ pub async fn run(args: Args) -> anyhow::Result<ExitCode> {
 }
 
 /// Starts a server in this process.
-pub fn start(parts: Parts) -> Running {
+pub fn start(mut parts: Parts) -> Running {
     let tasks = parts.tasks.clone();
     let metrics = Arc::new(Metrics::new());
+    parts.store = Arc::new(CountedStore::new(parts.store, metrics.clone()));
+    parts.lease_store = (parts.lease_store)
+        .map(|store| -> Arc<dyn ObjectStore> { Arc::new(CountedStore::new(store, metrics.clone())) });
     let vitals = Arc::new(Vitals::default());
     let (served, watching) = watch::channel(Served::default());
     let (fatal, fatality) = watch::channel(None);
@@ -337,7 +342,7 @@ impl Boot {
             parts.entropy.clone(),
         );
         let health_addr = self.served.borrow().health.unwrap_or(election_addr);
-        let candidate = Candidate::new(parts, &applied, election_addr, health_addr).map_err(End::Fatal)?;
+        let mut candidate = Candidate::new(parts, &applied, election_addr, health_addr).map_err(End::Fatal)?;
         let authority = self.authority(&applied, &cache, secrets.as_ref(), &records, &candidate).await?;
         let who = Who {
             cluster: server.cluster_id.clone(),
@@ -355,6 +360,7 @@ impl Boot {
         for problem in provider.check().await {
             tracing::warn!(error = %Chain(&problem), "provider check");
         }
+        candidate.runs_on(provider.self_id().await);
         self.synced(&cache).await?;
         self.vitals.set_loaded();
         let shared = Arc::new(Shared {
@@ -376,6 +382,7 @@ impl Boot {
             planner: parts.planner.clone(),
             desk,
             port_offset: parts.port_offset,
+            too_new: OnceLock::new(),
         });
         shared.events.tell(
             parts.clock.now(),
@@ -388,8 +395,33 @@ impl Boot {
             shared.events.tell(parts.clock.now(), Epoch(0), Tell::shard(Reason::ConfigRejected, message));
         }
         renew_own_certificate(&self.tasks, shared.clone());
-        lead::run(&self.tasks, shared, cache, candidate, parts.doors, &self.served).await;
-        drop(election);
+        // What answers our peers, and what holds the lease, outlive the rest: both are needed to hand over.
+        let (lane, _lane_end) = match parts.doors {
+            Doors::Inside { .. } => (Lane::Common(self.tasks.clone()), None),
+            Doors::Sockets { .. } => {
+                let (lane, end) = Lane::own("lease").map_err(|error| End::Fatal(error.into()))?;
+                (lane, Some(end))
+            }
+        };
+        let desks = Tasks::new();
+        let _desks_end = desks.token().clone().drop_guard();
+        let peers: Arc<dyn Peers> = match (&parts.peers, election) {
+            (Some(peers), _) => peers.clone(),
+            (None, None) => {
+                return Err(End::Fatal(anyhow::anyhow!("a server without sockets needs a way to its peers")));
+            }
+            (None, Some(listener)) => {
+                let (authority, clock) = (&shared.authority, parts.clock.clone());
+                peer::serve::serve(&desks, listener, authority, clock.clone(), shared.desk.clone())
+                    .map_err(|error| End::Fatal(error.into()))?;
+                let (cluster, shard) = (shared.cluster.clone(), shared.shard.clone());
+                let peers = TlsPeers::new(&desks, authority.clone(), clock, cluster, shard);
+                Arc::new(peers.map_err(|error| End::Fatal(error.into()))?)
+            }
+        };
+        let stand = Stand { tasks: self.tasks.clone(), shared, cache, candidate, doors: parts.doors, peers, lane };
+        lead::run(stand, &self.served).await;
+        desks.end(Duration::from_millis(200)).await;
         Ok(())
     }
 

@@ -92,6 +92,9 @@ reasons! {
     NonceReplayed Error,
     LeaderAcquired Info,
     LeaderReleased Info,
+    LeaderLost Warning,
+    LeaderNetworkFailing Warning,
+    ServerIdDoubled Warning,
     StoreFailing Warning,
     ProviderFailing Warning,
 }

@@ -27,6 +27,8 @@ pub mod authority;
 
 pub mod cache;
 
+pub mod counted;
+
 pub mod term_clock;
 
 pub mod term;

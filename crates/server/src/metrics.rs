@@ -26,6 +26,12 @@ pub struct ReasonLabels {
     pub reason: &'static str,
 }
 
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct StoreLabels {
+    pub op: &'static str,
+    pub outcome: &'static str,
+}
+
 /// One per process; handed around by reference.
 pub struct Metrics {
     registry: Registry,
@@ -48,6 +54,7 @@ pub struct Metrics {
     pub leading: Gauge,
     pub epoch: Gauge,
     pub lease_renewals: Counter,
+    pub store_requests: Family<StoreLabels, Counter>,
     pub lease_renewal_failures: Counter,
     pub certificate_expiry: Gauge<f64, AtomicU64>,
     pub cache_writes_dropped: Counter,
@@ -92,6 +99,7 @@ impl Metrics {
             leading: Gauge::default(),
             epoch: Gauge::default(),
             lease_renewals: Counter::default(),
+            store_requests: Family::default(),
             lease_renewal_failures: Counter::default(),
             certificate_expiry: Gauge::default(),
             cache_writes_dropped: Counter::default(),
@@ -113,6 +121,7 @@ impl Metrics {
         registry.register("plan_seconds", "Time of one planning pass of one group", it.plan_seconds.clone());
         registry.register("provider_seconds", "Provider calls", it.provider_seconds.clone());
         registry.register("registration_rejected", "Refused registrations", it.registration_rejected.clone());
+        registry.register("store_requests", "Requests to the object store", it.store_requests.clone());
         registry.register("registrations", "Accepted registrations", it.registrations.clone());
         registry.register("health_reports", "Health reports received", it.reports.clone());
         registry.register("agents_connected", "Agents with an open report stream", it.agents_connected.clone());

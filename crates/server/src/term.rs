@@ -6,7 +6,7 @@
 
 use std::{
     collections::BTreeMap,
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
 use nstance_core::{
@@ -16,6 +16,7 @@ use nstance_core::{
     ports::{
         clock::{Clock, Entropy},
         objects::ObjectStore,
+        peers::{Election, PeerRole},
         provider::Provider,
     },
     snapshot::Snapshot,
@@ -24,7 +25,7 @@ use nstance_core::{
 };
 use nstance_rt::{chain::Chain, tasks::Tasks};
 use nstance_store::{
-    cas::{RecordError, Records},
+    cas::{Next, RecordError, Records},
     records::Versioned,
 };
 use tokio::sync::{Notify, watch};
@@ -44,7 +45,7 @@ use crate::{
         refresh::Turn,
     },
     tasks::{images::ImageLookups, observe::Observer, reconcile},
-    vitals::Vitals,
+    vitals::{Role, Vitals},
     watch::{Feed, Watches},
     world::{Facts, World},
 };
@@ -71,6 +72,28 @@ pub struct Shared {
     /// What our peers are told.
     pub desk: Arc<Desk>,
     pub port_offset: u16,
+    /// Set when a record of a newer version was met: this server must not lead any more.
+    pub too_new: OnceLock<String>,
+}
+
+impl Shared {
+    /// What we do in the shard's election, for the health port and for our peers.
+    pub fn set_role(&self, role: Role, epoch: Epoch) {
+        self.vitals.set_role(role, epoch);
+        let told = match role {
+            Role::Booting | Role::Following => PeerRole::Following,
+            Role::Acquiring => PeerRole::Acquiring,
+            Role::Leading => PeerRole::Leading,
+            Role::Stalled => PeerRole::Stalled,
+            Role::Stopping => PeerRole::Stopping,
+        };
+        self.desk.stand(Election::Shard, |it| it.role = told);
+    }
+
+    /// Tells all of something outside of a term.
+    pub fn tell(&self, tell: Tell) {
+        self.events.tell(self.clock.now(), Epoch(0), tell);
+    }
 }
 
 /// Decides what to do. There is one, `nstance_core::plan::plan`; a simulation puts a broken one in its place to see
@@ -275,11 +298,22 @@ impl Term {
         instance
     }
 
+    /// Ends the term if the error says that somebody else leads, or should.
+    pub fn judge(&self, error: &RecordError) {
+        if error.next() != Next::StepDown {
+            return;
+        }
+        let why = format!("{}", Chain(error));
+        if let RecordError::TooNew { .. } = error {
+            // Set already is as good.
+            let _ = self.shared.too_new.set(why.clone());
+        }
+        self.step_down(why);
+    }
+
     /// A record error seen in this term. Meeting a higher epoch means that somebody else leads.
     pub fn failed(&self, error: RecordError) -> UpdateError {
-        if let RecordError::Fenced { .. } = &error {
-            self.step_down(format!("{}", Chain(&error)));
-        }
+        self.judge(&error);
         UpdateError::Record(error)
     }
 }

@@ -91,6 +91,18 @@ impl Vitals {
         });
     }
 
+    /// Changes the role only from this one: two sides may know of a stall.
+    pub fn turn(&self, from: Role, to: Role, epoch: Epoch) -> bool {
+        self.with(|state| {
+            let turns = state.role == from;
+            if turns {
+                state.role = to;
+                state.epoch = epoch;
+            }
+            turns
+        })
+    }
+
     pub fn role(&self) -> Role {
         self.with(|state| state.role)
     }

@@ -19,6 +19,7 @@ use nstance_core::{
     time::Mono,
 };
 use nstance_rt::{backoff::Backoff, entropy};
+use tokio::sync::watch;
 
 use crate::{
     fence::{Fence, Scope, check_epoch},
@@ -125,6 +126,24 @@ struct Inner {
     writer: String,
     clock: Arc<dyn Clock>,
     entropy: Arc<dyn Entropy>,
+    /// Writes on their way.
+    n_sent: watch::Sender<usize>,
+}
+
+/// A write on its way, until it is answered or nobody waits for it any more.
+struct Sent<'a>(&'a watch::Sender<usize>);
+
+impl<'a> Sent<'a> {
+    fn new(n_sent: &'a watch::Sender<usize>) -> Self {
+        n_sent.send_modify(|n| *n += 1);
+        Self(n_sent)
+    }
+}
+
+impl Drop for Sent<'_> {
+    fn drop(&mut self) {
+        self.0.send_modify(|n| *n -= 1);
+    }
 }
 
 /// How a put ended, once that is known.
@@ -142,7 +161,14 @@ impl Records {
         clock: Arc<dyn Clock>,
         entropy: Arc<dyn Entropy>,
     ) -> Self {
-        Self { inner: Arc::new(Inner { store, shard, writer, clock, entropy }), patience: Patience::Guard }
+        let n_sent = watch::Sender::default();
+        Self { inner: Arc::new(Inner { store, shard, writer, clock, entropy, n_sent }), patience: Patience::Guard }
+    }
+
+    /// Waits until no write is on its way. Whoever closed the guard before can then tell others that it is done.
+    pub async fn quiet(&self) {
+        // Fails only if the sender is gone, which is us.
+        let _ = self.inner.n_sent.subscribe().wait_for(|n| *n == 0).await;
     }
 
     /// The same records, tried for longer or shorter.
@@ -358,7 +384,10 @@ impl Records {
         let mut tries = Tries::new(self);
         loop {
             fence.permit()?;
-            let error = match inner.store.put(key, body.clone(), condition.clone()).await {
+            let sent = Sent::new(&inner.n_sent);
+            let put = inner.store.put(key, body.clone(), condition.clone()).await;
+            drop(sent);
+            let error = match put {
                 Ok(etag) => return Ok(done(etag, meta)),
                 Err(error) => error,
             };
@@ -409,7 +438,10 @@ impl Records {
         let mut tries = Tries::new(self);
         loop {
             fence.permit()?;
-            match self.inner.store.delete(key).await {
+            let sent = Sent::new(&self.inner.n_sent);
+            let deleted = self.inner.store.delete(key).await;
+            drop(sent);
+            match deleted {
                 Ok(()) => return Ok(()),
                 Err(error) => {
                     tries.unclear |= error.fault == StoreFault::Ambiguous;
