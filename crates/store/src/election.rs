@@ -544,4 +544,6 @@ fn renew_backoff() -> Backoff {
 }
 
 #[cfg(test)]
+mod model;
+#[cfg(test)]
 mod tests;

@@ -339,6 +339,28 @@ impl Follower {
 }
 
 #[cfg(test)]
+impl Follower {
+    /// All that bears on what this follower will ever do, for a search that must know where it has been. Times that only
+    /// count by being set, or by being past, are told as such.
+    pub(super) fn fingerprint(&self, now: Mono, into: &mut impl std::hash::Hasher) {
+        use std::hash::Hash;
+        if let Some(seen) = &self.seen {
+            (seen.first_seen, seen.looked_at).hash(into);
+            super::model::hash_lease(seen.lease.as_ref(), into);
+        }
+        if let Some(said) = &self.said {
+            (&said.process, said.role, &said.etag).hash(into);
+        }
+        let link = match self.link {
+            Link::Fine => None,
+            Link::Broken { since, knocking, proven } => Some((since, knocking, proven)),
+        };
+        (link, self.told, self.doubt.is_some(), self.look_now, self.gave_up).hash(into);
+        self.not_before.filter(|at| now < *at).hash(into);
+    }
+}
+
+#[cfg(test)]
 mod tests {
     use nstance_core::{ids::Epoch, ports::peers::Election, time::Timestamp};
 

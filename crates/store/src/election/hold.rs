@@ -170,6 +170,17 @@ impl Candidacy {
     }
 }
 
+#[cfg(test)]
+impl std::hash::Hash for Candidacy {
+    fn hash<H: std::hash::Hasher>(&self, into: &mut H) {
+        let condition = match &self.condition {
+            Condition::Create => None,
+            Condition::Match(etag) => Some(etag),
+        };
+        (&self.put, condition, self.unclear, self.refused).hash(into);
+    }
+}
+
 /// What became of a holder's put.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Step {
