@@ -12,6 +12,7 @@ use nstance_core::{
     plan::HoldKind,
     ports::{
         objects::{Condition, ObjectStore as _},
+        peers::{Knock, PeerAsk, PeerError, PeerView, Peers as _},
         provider::{LbMember, Tags},
     },
     time::Timestamp,
@@ -27,8 +28,11 @@ use serde_json::Value;
 use tonic::Status;
 
 use super::{
-    plane::Plane,
-    site::{cluster, group, lb, shard},
+    hosts::port_of,
+    operators::Operator,
+    peers::SimPeers,
+    plane::{Manners, Plane},
+    site::{chance, cluster, group, lb, shard, tenant},
 };
 
 /// How often a test looks.
@@ -226,6 +230,20 @@ impl Plane {
         self.site.judge().excuse(time);
     }
 
+    fn way(&self, from: usize) -> SimPeers {
+        SimPeers { n: from, id: format!("srv-{from}"), hosts: self.site.hosts.clone(), chance: self.site.net.clone() }
+    }
+
+    /// What a server hears from another if it asks it now.
+    pub async fn ask_peer(&self, from: usize, to: usize, ask: &PeerAsk) -> Result<PeerView, PeerError> {
+        self.way(from).ask(&format!("127.0.0.1:{}", port_of(to)), ask).await
+    }
+
+    /// What a server meets if it connects to another now.
+    pub async fn knock(&self, from: usize, to: usize) -> Knock {
+        self.way(from).knock(&format!("127.0.0.1:{}", port_of(to))).await
+    }
+
     /// How many calls of the store each server has made.
     pub fn store_calls(&self, n: usize) -> Calls {
         self.site.server(n).map(|server| server.store.calls()).unwrap_or_default()
@@ -359,6 +377,24 @@ impl Plane {
         };
         let meta = Meta { write_id: format!("theirs-{released}"), epoch, ..there.meta };
         self.overwrite(&key, records::encode(&theirs, &meta, &there.extra)).await;
+    }
+
+    /// Somebody holds the cluster's lease and does not let go of it.
+    pub async fn hold_cluster_lease(&self) {
+        self.note("a stranger has the cluster's lease");
+        let lease = LeaseRecord { holder: "srv-9".to_owned(), ttl: Duration::from_secs(3600), ..self.lease().await };
+        let key = lease_key(None);
+        let object = self.site.bucket.get(&key).await.expect("the cluster had a leader once");
+        let there = records::decode_object::<LeaseRecord>(&key, object).expect("a lease");
+        let meta = Meta { write_id: "theirs".to_owned(), ..there.meta };
+        self.overwrite(&key, records::encode(&lease, &meta, &there.extra)).await;
+    }
+
+    /// Another operator of a tenant registers, and is one from then on. Says how long it took.
+    pub async fn register_operator(&self, name: &str, limit: Duration) -> Duration {
+        let dice = chance(self.operators.len() as u64, "another operator");
+        let operator = Operator::start(&self.site, &self.tasks, tenant(name), dice, Manners::Good);
+        self.until("an operator registers", limit, || operator.client().is_some()).await
     }
 
     /// Somebody with a higher epoch writes a record anew, as it is.
