@@ -1,6 +1,6 @@
 //! The operator API as we use it: look at everything, listen to what happens.
 
-use std::{sync::Arc, time::Duration};
+use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
 use nstance_agent::{
@@ -8,14 +8,16 @@ use nstance_agent::{
     settings::Address,
 };
 use nstance_config::Config;
+use nstance_core::ids::Shard;
 use nstance_proto::v1::{
     ConfigStatusResponse, Event, GroupStatus, InstanceStatusResponse, ListInstancesRequest, WatchEventsRequest,
     operator_service_client::OperatorServiceClient,
 };
 use nstance_store::s3::S3Store;
+use tokio::net::TcpStream;
 use tonic::{Code, Status, Streaming, transport::Channel};
 
-use crate::{identity, layout::Layout, records, records::RunFile, stored};
+use crate::{identity, layout::Layout, records, records::RunFile, roles, stored};
 
 /// A call that takes longer than this is no answer; the server reads from memory.
 const CALL_LIMIT: Duration = Duration::from_secs(3);
@@ -46,13 +48,13 @@ pub(crate) struct Client {
     service: OperatorServiceClient<Channel>,
 }
 
-/// Dials the operator port of the server that is recorded, with an identity made if needed.
-pub(crate) async fn connect(layout: &Layout) -> anyhow::Result<Client> {
+/// Dials the operator port of a shard's leader, with an identity made if needed.
+pub(crate) async fn connect(layout: &Layout, shard: &Shard) -> anyhow::Result<Client> {
     let Some(store) = RunFile::read(layout, records::STORE).filter(|it| it.process.lives()) else {
         bail!("the store of {} is not running", layout.shown());
     };
     let bucket = stored::open(store.port("s3").context("the store's port is not recorded")?)?;
-    let config = stored::read_config(&bucket).await?.context("the bucket holds no config yet")?.config;
+    let config = stored::read_config(&bucket, shard).await?.context("the bucket holds no config yet")?.config;
     connect_to(layout, &bucket, &config).await
 }
 
@@ -83,7 +85,8 @@ impl Refused {
 
 async fn attempt(layout: &Layout, bucket: &Arc<S3Store>, config: &Config) -> Result<Client, Refused> {
     let tls = identity::obtain(layout, bucket, config).await.map_err(Refused::Other)?;
-    let address = Address { host: "127.0.0.1".to_owned(), port: config.server.bind.operator.port };
+    let port = leader_port(layout, &config.server.shard).await.map_err(Refused::Other)?;
+    let address = Address { host: "127.0.0.1".to_owned(), port };
     let link = dial(&TcpNet, &tls, &address).await.map_err(|error| Refused::Other(error.into()))?;
     let service = OperatorServiceClient::new(link.channel).max_decoding_message_size(64 * 1024 * 1024);
     let mut client = Client { service };
@@ -94,6 +97,21 @@ async fn attempt(layout: &Layout, bucket: &Arc<S3Store>, config: &Config) -> Res
         }
         Err(status) => Err(Refused::Other(status.into())),
     }
+}
+
+/// Past the links, which may be cut. Who leads but cannot act just now says that it does not lead, and still answers.
+async fn leader_port(layout: &Layout, shard: &Shard) -> anyhow::Result<u16> {
+    let servers = records::servers_of(layout, shard.as_str());
+    if servers.is_empty() {
+        bail!("no server of {shard} runs");
+    }
+    for (server, leads) in roles::asked(servers).await {
+        let Some(port) = server.port("operator") else { continue };
+        if leads || TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await.is_ok() {
+            return Ok(port);
+        }
+    }
+    bail!("no server of {shard} leads")
 }
 
 async fn within<T>(call: impl Future<Output = Result<tonic::Response<T>, Status>>) -> Result<T, Status> {

@@ -14,8 +14,9 @@ use crate::{
     layout::Layout,
     logs,
     records::{self, RunFile},
-    render::{self, Size},
+    render::Size,
     s3::{S3Options, S3Server},
+    shape,
     sim::{self, Mutation, Setup},
     status::{self, Form},
     stop, stored, up,
@@ -71,6 +72,15 @@ pub(crate) struct UpArgs {
     /// Config to begin with; a built-in example otherwise. Provider, ports, shard and paths are set for you
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
+    /// Shards to run [default: those that have a config, else 1]
+    #[arg(long, value_name = "N")]
+    pub(crate) shards: Option<u16>,
+    /// Servers of each shard: one leads, the others stand by
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    pub(crate) servers_per_shard: u16,
+    /// Let agents and operators reach leaders through relays that can be cut; always so with several servers per shard
+    #[arg(long)]
+    pub(crate) links: bool,
     /// Size of a group in the first config, as in test=3
     #[arg(long, value_name = "GROUP=N")]
     pub(crate) size: Vec<Size>,
@@ -83,7 +93,7 @@ pub(crate) struct UpArgs {
     /// Leave running what was started if the start fails
     #[arg(long)]
     pub(crate) keep: bool,
-    /// First of the server's five ports; the store is one below. 0 takes free ones [default: 8990]
+    /// First port of the first server; the store is one below, further servers ten above. 0 takes free ones [default: 8990]
     #[arg(long, value_name = "PORT")]
     pub(crate) port_base: Option<u16>,
     /// Set by --detach on the process that stays
@@ -246,7 +256,7 @@ async fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::S3(args) => s3(args).await,
         Command::Sim(args) => sim(&args),
-        Command::Env(DirArg { dir }) => env(&Layout::open(&dir)?),
+        Command::Env(DirArg { dir }) => env(&Layout::open(&dir)?).await,
     }
 }
 
@@ -293,7 +303,7 @@ async fn s3(args: S3Args) -> anyhow::Result<ExitCode> {
     }
 }
 
-fn env(layout: &Layout) -> anyhow::Result<ExitCode> {
+async fn env(layout: &Layout) -> anyhow::Result<ExitCode> {
     let store = RunFile::read(layout, records::STORE).filter(|it| it.process.lives());
     let port = store.and_then(|it| it.port("s3")).with_context(|| {
         format!("nothing is up in {}; start it with `nstance-dev up{}`", layout.shown(), layout.dir_flag())
@@ -306,9 +316,14 @@ fn env(layout: &Layout) -> anyhow::Result<ExitCode> {
     println!("export NSTANCE_IDENTITY_DIR='{}'", layout.identity().display());
     println!("export NSTANCE_STORAGE='s3'");
     println!("export NSTANCE_STORAGE_BUCKET='{}'", stored::BUCKET);
-    println!("export NSTANCE_SHARD='{}'", render::shard());
-    if let Some(operator) = RunFile::read(layout, records::SERVER).and_then(|it| it.port("operator")) {
-        println!("export NSTANCE_SERVERS='{}=127.0.0.1:{operator}'", render::shard());
+    println!("export NSTANCE_SHARD='{}'", shape::shard(1));
+    // Where leaders are told to be: links with several servers, the one server otherwise.
+    let (mut servers, bucket) = (Vec::new(), stored::open(port)?);
+    for shard in records::shape(layout).shards() {
+        if let Some(there) = stored::read_config(&bucket, &shard).await? {
+            servers.push(format!("{shard}=127.0.0.1:{}", there.config.server.advertise.operator.port));
+        }
     }
+    println!("export NSTANCE_SERVERS='{}'", servers.join(","));
     Ok(ExitCode::SUCCESS)
 }

@@ -23,7 +23,7 @@ use crate::{
 /// What is needed to start a component, again and again.
 #[derive(Debug, Clone)]
 pub(crate) struct Spec {
-    pub(crate) name: &'static str,
+    pub(crate) name: String,
     pub(crate) kind: Kind,
     pub(crate) program: PathBuf,
     pub(crate) args: Vec<String>,
@@ -31,6 +31,8 @@ pub(crate) struct Spec {
     pub(crate) ports: BTreeMap<String, u16>,
     /// How long it may take to end when asked.
     pub(crate) grace: Duration,
+    /// Of a server: whose.
+    pub(crate) shard: Option<String>,
 }
 
 /// A component that was started by this process.
@@ -53,7 +55,7 @@ const FOREIGN: [&str; 5] = [
 
 impl Component {
     pub(crate) fn start(layout: &Layout, spec: Spec, restarts: u32) -> anyhow::Result<Self> {
-        let log_path = layout.log(spec.name);
+        let log_path = layout.log(&spec.name);
         fs::create_dir_all(layout.logs()).context("make the directory of logs")?;
         let open = || OpenOptions::new().create(true).append(true).open(&log_path);
         let log = open().with_context(|| format!("open {}", log_path.display()))?;
@@ -79,7 +81,7 @@ impl Component {
             anyhow::bail!("{} ended before it could be recorded; see {}", spec.name, layout.short(&log_path));
         };
         let record = RunFile {
-            name: spec.name.to_owned(),
+            name: spec.name.clone(),
             kind: spec.kind,
             phase: Phase::Ready,
             process,
@@ -88,6 +90,8 @@ impl Component {
             log: log_path,
             started_at: SystemClock.now().to_string(),
             restarts,
+            shard: spec.shard.clone(),
+            shape: None,
         };
         if let Err(error) = record.write(layout) {
             let _ = child.start_kill();
@@ -96,8 +100,8 @@ impl Component {
         Ok(Self { spec, child, record, log_from })
     }
 
-    pub(crate) fn name(&self) -> &'static str {
-        self.spec.name
+    pub(crate) fn name(&self) -> &str {
+        &self.spec.name
     }
 
     pub(crate) fn pid(&self) -> u32 {

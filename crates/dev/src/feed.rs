@@ -1,7 +1,8 @@
-//! What the server shows, kept up to date in the background: the newest picture, and events one by one.
+//! What the leaders show, kept up to date in the background: the newest picture, and events one by one.
 
-use std::time::Duration;
+use std::{collections::BTreeMap, time::Duration};
 
+use nstance_core::ids::Shard;
 use nstance_proto::v1::Event;
 use nstance_rt::tasks::Tasks;
 use tokio::sync::{mpsc, watch};
@@ -10,6 +11,8 @@ use tonic::Streaming;
 use crate::{
     api::{self, Client, View},
     layout::Layout,
+    roles::{self, Roles},
+    shape::Shape,
 };
 
 /// Four pictures a second; an event brings one at once.
@@ -17,30 +20,52 @@ const PERIOD: Duration = Duration::from_millis(250);
 const RETRY: Duration = Duration::from_millis(250);
 const QUEUE: usize = 1024;
 
-/// The newest picture, or why there is none.
-pub(crate) type Picture = Result<View, String>;
+/// The newest of everything.
+#[derive(Debug, Clone, Default)]
+pub(crate) struct Picture {
+    /// What each shard's leader shows, or why nothing. A shard that was not looked at yet is absent.
+    pub(crate) shards: BTreeMap<String, Result<View, String>>,
+    pub(crate) roles: Roles,
+}
 
 pub(crate) struct Feed {
-    pub(crate) picture: watch::Receiver<Option<Picture>>,
+    pub(crate) picture: watch::Receiver<Picture>,
     pub(crate) events: mpsc::Receiver<Event>,
 }
 
-/// Starts to look and listen, and goes on through every restart of the server until the scope ends.
-pub(crate) fn start(tasks: &Tasks, layout: Layout) -> Feed {
-    let (pictures, picture) = watch::channel(None);
+/// Starts to look and listen, and goes on through every change of leaders until the scope ends.
+pub(crate) fn start(tasks: &Tasks, layout: &Layout, shape: Shape) -> Feed {
+    let (pictures, picture) = watch::channel(Picture::default());
     let (sender, events) = mpsc::channel(QUEUE);
-    tasks.spawn_droppable("feed", async move {
-        let mut seen = Seen::default();
+    for shard in shape.shards() {
+        let (layout, pictures, sender) = (layout.clone(), pictures.clone(), sender.clone());
+        tasks.spawn_droppable("feed", async move {
+            let mut seen = Seen::default();
+            loop {
+                let why = match api::connect(&layout, &shard).await {
+                    Ok(client) => follow(client, &shard, &pictures, &sender, &mut seen).await,
+                    Err(error) => format!("{error:#}"),
+                };
+                show(&pictures, &shard, Err(why));
+                tokio::time::sleep(RETRY).await;
+            }
+        });
+    }
+    let layout = layout.clone();
+    tasks.spawn_droppable("roles", async move {
         loop {
-            let why = match api::connect(&layout).await {
-                Ok(client) => follow(client, &pictures, &sender, &mut seen).await,
-                Err(error) => format!("{error:#}"),
-            };
-            pictures.send_replace(Some(Err(why)));
-            tokio::time::sleep(RETRY).await;
+            let roles = roles::look(&layout).await;
+            pictures.send_modify(|it| it.roles = roles);
+            tokio::time::sleep(PERIOD).await;
         }
     });
     Feed { picture, events }
+}
+
+fn show(pictures: &watch::Sender<Picture>, shard: &Shard, view: Result<View, String>) {
+    pictures.send_modify(|it| {
+        it.shards.insert(shard.to_string(), view);
+    });
 }
 
 /// The last event that was passed on: a new stream begins with the whole term again.
@@ -60,7 +85,8 @@ impl Seen {
 /// Passes on what one connection shows. Answers why it ended.
 async fn follow(
     mut client: Client,
-    pictures: &watch::Sender<Option<Picture>>,
+    shard: &Shard,
+    pictures: &watch::Sender<Picture>,
     sender: &mpsc::Sender<Event>,
     seen: &mut Seen,
 ) -> String {
@@ -74,9 +100,7 @@ async fn follow(
         tokio::select! {
             biased;
             _ = ticks.tick() => match client.view().await {
-                Ok(view) => {
-                    pictures.send_replace(Some(Ok(view)));
-                }
+                Ok(view) => show(pictures, shard, Ok(view)),
                 Err(status) => return status.message().to_owned(),
             },
             event = stream.message() => match event {

@@ -1,4 +1,4 @@
-//! One GET over plain HTTP to a component on this machine.
+//! One request over plain HTTP to a component on this machine.
 
 use std::{io, net::Ipv4Addr, time::Duration};
 
@@ -19,14 +19,37 @@ pub(crate) struct Answer {
 }
 
 pub(crate) async fn get(port: u16, path: &str) -> io::Result<Answer> {
-    let late = |_| io::Error::new(io::ErrorKind::TimedOut, format!("no answer from 127.0.0.1:{port}{path} within 2 s"));
-    timeout(LIMIT, exchange(port, path)).await.map_err(late)?
+    get_within(port, path, LIMIT).await
 }
 
-async fn exchange(port: u16, path: &str) -> io::Result<Answer> {
+pub(crate) async fn get_within(port: u16, path: &str, limit: Duration) -> io::Result<Answer> {
+    within(limit, port, "GET", path, "").await
+}
+
+/// Any other method, with a body of JSON.
+pub(crate) async fn send(port: u16, method: &str, path: &str, body: &str) -> io::Result<Answer> {
+    within(LIMIT, port, method, path, body).await
+}
+
+async fn within(limit: Duration, port: u16, method: &str, path: &str, body: &str) -> io::Result<Answer> {
+    let late = |_| {
+        let seconds = limit.as_secs();
+        io::Error::new(io::ErrorKind::TimedOut, format!("no answer from 127.0.0.1:{port}{path} within {seconds} s"))
+    };
+    timeout(limit, exchange(port, method, path, body)).await.map_err(late)?
+}
+
+async fn exchange(port: u16, method: &str, path: &str, body: &str) -> io::Result<Answer> {
     let mut stream = TcpStream::connect((Ipv4Addr::LOCALHOST, port)).await?;
     // 1.0: the answer ends with the connection, and nobody sends it in chunks.
-    let request = format!("GET {path} HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n\r\n");
+    let head = format!("{method} {path} HTTP/1.0\r\nHost: 127.0.0.1:{port}\r\n");
+    let request = match body {
+        "" => format!("{head}\r\n"),
+        _ => {
+            let n = body.len();
+            format!("{head}Content-Type: application/json\r\nContent-Length: {n}\r\n\r\n{body}")
+        }
+    };
     stream.write_all(request.as_bytes()).await?;
     let mut bytes = Vec::new();
     stream.take(MAX_ANSWER).read_to_end(&mut bytes).await?;

@@ -39,7 +39,7 @@ use nstance_store::{
 };
 use rustls::{ClientConfig, pki_types::CertificateDer, pki_types::pem::PemObject as _};
 
-use crate::{layout::Layout, render, stored};
+use crate::{layout::Layout, shape, stored};
 
 /// A certificate with less than this left is replaced rather than used.
 const LEAST_LEFT: Duration = Duration::from_secs(3600);
@@ -97,7 +97,7 @@ pub(crate) fn discard(layout: &Layout) {
 
 fn records(store: &Arc<S3Store>) -> Records {
     let writer = "admin/nstance-dev".to_owned();
-    Records::new(store.clone(), render::shard(), writer, Arc::new(SystemClock), Arc::new(SystemEntropy::new()))
+    Records::new(store.clone(), shape::shard(1), writer, Arc::new(SystemClock), Arc::new(SystemEntropy::new()))
         .within(Duration::from_secs(10))
 }
 

@@ -39,7 +39,7 @@ pub(crate) async fn run(layout: &Layout, args: &KillArgs) -> anyhow::Result<Exit
 /// Lets held components be started again.
 pub(crate) fn heal(layout: &Layout) -> anyhow::Result<()> {
     let mut n_healed = 0;
-    for name in [records::SERVER, records::STORE] {
+    for name in ["server-1", records::STORE] {
         match fs::remove_file(records::hold_path(layout, name)) {
             Ok(()) => {
                 n_healed += 1;
@@ -94,7 +94,7 @@ enum Recovery {
 }
 
 async fn listen(layout: &Layout) -> anyhow::Result<(Client, Streaming<Event>)> {
-    let mut client = api::connect(layout).await?;
+    let mut client = api::connect(layout, &crate::shape::shard(1)).await?;
     let events = client.events().await?;
     Ok((client, events))
 }
@@ -147,7 +147,7 @@ async fn recovery(
 }
 
 async fn server(layout: &Layout, args: &KillArgs) -> anyhow::Result<ExitCode> {
-    let name = records::SERVER;
+    let name = "server-1";
     let flag = layout.dir_flag();
     let record = RunFile::read(layout, name).filter(|it| it.process.lives());
     let record = record.with_context(|| format!("{name} is not running; look with `nstance-dev status{flag}`"))?;
@@ -197,7 +197,7 @@ async fn comeback(layout: &Layout, old: &RunFile, killed: Mono) -> String {
             }
         }
         if let (Some(new), Some(started), Some(led)) = (new, started, led)
-            && status::look(layout, &mut client).await.is_ok_and(|view| view.is_healthy())
+            && status::look_at(layout, &crate::shape::shard(1), &mut client).await.is_ok_and(|view| view.is_healthy())
         {
             return format!(
                 "runs again after {} ms (pid {}), leads after {:.1} s, all healthy after {:.1} s",

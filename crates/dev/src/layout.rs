@@ -115,6 +115,11 @@ impl Layout {
         self.dir.join("cache")
     }
 
+    /// The cache of one server. The first one's holds those of the others.
+    pub(crate) fn cache_of(&self, number: u16) -> PathBuf {
+        if number == 1 { self.cache() } else { self.cache().join(format!("server-{number}")) }
+    }
+
     pub fn bucket(&self) -> PathBuf {
         self.dir.join("dev-s3")
     }

@@ -1,7 +1,7 @@
 //! The development environment: the whole of Nstance on one machine, and what its tests stand on.
 //!
-//! `nstance-dev up` is a supervisor of real processes: an object store (this program again, as `nstance-dev s3`), a
-//! server, and, through the server, agents. Everything it knows is in files below one directory, so every other command
+//! `nstance-dev up` is a supervisor of real processes: an object store (this program again, as `nstance-dev s3`),
+//! servers, and, through the servers, agents. Everything it knows is in files below one directory, so every other command
 //! works beside it, and after it.
 
 /// Prints a line for whoever still reads: what is done does not depend on it.
@@ -16,6 +16,8 @@ pub mod cli;
 
 pub mod layout;
 
+mod shape;
+
 mod records;
 
 mod render;
@@ -25,6 +27,12 @@ mod ports;
 mod http;
 
 mod component;
+
+mod link;
+
+mod faults;
+
+mod roles;
 
 mod steps;
 

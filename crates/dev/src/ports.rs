@@ -5,53 +5,75 @@ use std::net::{Ipv4Addr, TcpListener};
 use anyhow::bail;
 use nstance_rt::entropy::{SystemEntropy, below};
 
+use crate::shape::{STRIDE, Shape};
+
 pub(crate) const DEFAULT_BASE: u16 = 8990;
 
 /// The five ports of a server, in the order of their numbers.
 pub(crate) const SERVER: [&str; 5] = ["health", "election", "registration", "operator", "agent"];
 
+/// How many of them are a server's own; the others are those of whoever leads.
+const OWN: u16 = 2;
+
+/// Where links take the leader's ports, servers have theirs so much higher.
+const BEHIND_LINKS: u16 = 1000;
+
 /// Below the range from which the kernel takes ports for outgoing connections: a port of ours must still be free when
 /// its server comes back.
 const FREE_FROM: u64 = 12_000;
-const FREE_TO: u64 = 32_000;
+const FREE_TO: u64 = 31_000;
 
-/// The store is at `base - 1`, the server at `base` and the four after it.
+/// The store is at `base - 1`, the first server at `base` and the four after it, each further one ten above.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Ports {
     pub(crate) base: u16,
+    links: bool,
 }
 
 impl Ports {
-    pub(crate) fn at(base: u16) -> anyhow::Result<Self> {
+    pub(crate) fn at(base: u16, shape: Shape) -> anyhow::Result<Self> {
+        let highest = u16::MAX - BEHIND_LINKS - shape.n_servers() * STRIDE;
         match base {
-            0 => Self::free(),
-            2..=65_531 => Ok(Self { base }),
-            _ => bail!("--port-base {base} leaves no room for six ports; use one between 2 and 65531, or 0"),
+            0 => Self::free(shape),
+            2.. if base <= highest => Ok(Self { base, links: shape.links }),
+            _ => bail!("--port-base {base} leaves no room for all ports; use one between 2 and {highest}, or 0"),
         }
     }
 
-    /// Six ports in a row that nobody uses now.
-    fn free() -> anyhow::Result<Self> {
+    /// Ports in their rows that nobody uses now.
+    fn free(shape: Shape) -> anyhow::Result<Self> {
         let entropy = SystemEntropy::new();
         for _ in 0..200 {
             let base = FREE_FROM + below(&entropy, (FREE_TO - FREE_FROM) / 8) * 8 + 1;
-            let ports = Self { base: u16::try_from(base).unwrap_or(DEFAULT_BASE) };
-            let all = std::iter::once(ports.store()).chain((0..5).map(|i| ports.server(i)));
+            let ports = Self { base: u16::try_from(base).unwrap_or(DEFAULT_BASE), links: shape.links };
             let taken: Result<Vec<TcpListener>, _> =
-                all.map(|port| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))).collect();
+                ports.all(shape).map(|port| TcpListener::bind((Ipv4Addr::UNSPECIFIED, port))).collect();
             if taken.is_ok() {
                 return Ok(ports);
             }
         }
-        bail!("found no six free ports in a row between {FREE_FROM} and {FREE_TO}; name them with --port-base")
+        bail!("found no free ports in rows between {FREE_FROM} and {FREE_TO}; name them with --port-base")
+    }
+
+    fn all(self, shape: Shape) -> impl Iterator<Item = u16> {
+        let of_servers = (1..=shape.n_servers()).flat_map(move |n| (0..5).map(move |index| self.bound(n, index)));
+        let of_links = (1..=shape.shards).filter(move |_| self.links);
+        let of_links = of_links.flat_map(move |n| (OWN..5).map(move |index| self.told(n, index)));
+        std::iter::once(self.store()).chain(of_servers).chain(of_links)
     }
 
     pub(crate) fn store(self) -> u16 {
         self.base - 1
     }
 
-    pub(crate) fn server(self, index: u16) -> u16 {
-        self.base + index
+    /// What the `index`th port of the `number`th server is told as.
+    pub(crate) fn told(self, number: u16, index: u16) -> u16 {
+        self.base + STRIDE * (number - 1) + index
+    }
+
+    /// What it binds.
+    pub(crate) fn bound(self, number: u16, index: u16) -> u16 {
+        self.told(number, index) + if self.links && OWN <= index { BEHIND_LINKS } else { 0 }
     }
 }
 
@@ -66,16 +88,27 @@ mod tests {
 
     #[test]
     fn ports_are_those_of_the_documentation_by_default() {
-        let ports = Ports::at(DEFAULT_BASE).unwrap();
-        assert_eq!((ports.store(), ports.server(0), ports.server(4)), (8989, 8990, 8994));
+        let alone = Shape::new(1, 1, false).unwrap();
+        let ports = Ports::at(DEFAULT_BASE, alone).unwrap();
+        assert_eq!((ports.store(), ports.bound(1, 0), ports.bound(1, 4)), (8989, 8990, 8994));
         for bad in [1, 65_532] {
-            assert!(Ports::at(bad).is_err());
+            assert!(Ports::at(bad, alone).is_err());
         }
     }
 
     #[test]
+    fn with_links_servers_leave_the_ports_that_are_told_to_agents() {
+        let ports = Ports::at(DEFAULT_BASE, Shape::new(2, 2, false).unwrap()).unwrap();
+        assert_eq!([ports.told(2, 0), ports.told(2, 2), ports.told(2, 4)], [9000, 9002, 9004]);
+        assert_eq!([ports.bound(2, 0), ports.bound(2, 1), ports.bound(2, 2)], [9000, 9001, 10_002]);
+        let all: Vec<u16> = ports.all(Shape::new(2, 2, false).unwrap()).collect();
+        let distinct: std::collections::BTreeSet<u16> = all.iter().copied().collect();
+        assert_eq!((all.len(), distinct.len()), (27, 27));
+    }
+
+    #[test]
     fn free_ports_are_free() {
-        let ports = Ports::at(0).unwrap();
-        assert!(12_000 <= ports.store() && ports.server(4) < 32_768);
+        let ports = Ports::at(0, Shape::new(2, 2, false).unwrap()).unwrap();
+        assert!(12_000 <= ports.store() && ports.bound(4, 4) < 32_768);
     }
 }

@@ -11,12 +11,11 @@ use anyhow::Context;
 use nstance_providers::process::Process;
 use serde::{Deserialize, Serialize};
 
-use crate::layout::Layout;
+use crate::{layout::Layout, shape::Shape};
 
 /// Names of the components there are.
 pub(crate) const UP: &str = "up";
 pub(crate) const STORE: &str = "dev-s3";
-pub(crate) const SERVER: &str = "server-1";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -49,6 +48,12 @@ pub(crate) struct RunFile {
     /// RFC 3339.
     pub(crate) started_at: String,
     pub(crate) restarts: u32,
+    /// Of a server: whose.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) shard: Option<String>,
+    /// Of a supervisor: what it runs.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub(crate) shape: Option<Shape>,
 }
 
 fn path(layout: &Layout, name: &str) -> PathBuf {
@@ -108,6 +113,30 @@ pub(crate) fn all(layout: &Layout) -> Vec<RunFile> {
         .collect();
     files.sort_by(|a, b| a.name.cmp(&b.name));
     files
+}
+
+/// The servers that are recorded, living or not, in the order of their numbers.
+pub(crate) fn servers(layout: &Layout) -> Vec<RunFile> {
+    let mut servers: Vec<RunFile> = all(layout).into_iter().filter(|it| it.kind == Kind::Server).collect();
+    servers.sort_by_key(|it| number(&it.name));
+    servers
+}
+
+/// Those of one shard that live.
+pub(crate) fn servers_of(layout: &Layout, shard: &str) -> Vec<RunFile> {
+    let living = servers(layout).into_iter().filter(|it| it.process.lives());
+    living.filter(|it| it.shard.as_deref() == Some(shard)).collect()
+}
+
+/// The number in `server-7`.
+fn number(name: &str) -> Option<u16> {
+    name.strip_prefix("server-")?.parse().ok()
+}
+
+/// What runs here by the word of its supervisor, living or dead; one server of one shard if nobody says.
+pub(crate) fn shape(layout: &Layout) -> Shape {
+    let said = RunFile::read(layout, UP).and_then(|it| it.shape);
+    said.unwrap_or(Shape { shards: 1, servers_per_shard: 1, links: false })
 }
 
 /// The living supervisor of this environment.

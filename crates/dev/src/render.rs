@@ -7,7 +7,7 @@ use nstance_config::Config;
 use nstance_core::ids::Shard;
 use serde_json::{Map, Value, json};
 
-use crate::{layout::Layout, ports::Ports};
+use crate::{layout::Layout, ports::Ports, shape::shard};
 
 /// What runs if nobody says otherwise.
 const EXAMPLE: &str = include_str!("../../../examples/config-tmux.jsonc");
@@ -45,18 +45,20 @@ impl fmt::Display for Size {
     }
 }
 
-pub(crate) fn shard() -> Shard {
-    "dev-1".parse().expect("a constant, well-formed shard")
-}
-
 /// Checks a config as the server would. The report has a line for each problem.
 pub(crate) fn check(name: &str, bytes: &[u8], shard: Option<&Shard>) -> anyhow::Result<Config> {
     let loaded = nstance_server::service::config::check(name, bytes, shard);
     loaded.config.ok_or_else(|| anyhow!("{name} is not a valid config:\n{}", loaded.report.text().trim_end()))
 }
 
-/// The text of `config/dev-1.jsonc`, ready to be stored.
-pub(crate) fn render(file: Option<&Path>, layout: &Layout, ports: Ports, sizes: &[Size]) -> anyhow::Result<String> {
+/// The text of `config/dev-N.jsonc`, ready to be stored.
+pub(crate) fn render(
+    file: Option<&Path>,
+    layout: &Layout,
+    ports: Ports,
+    number: u16,
+    sizes: &[Size],
+) -> anyhow::Result<String> {
     let (name, text) = match file {
         Some(path) => {
             let text = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
@@ -67,14 +69,14 @@ pub(crate) fn render(file: Option<&Path>, layout: &Layout, ports: Ports, sizes: 
     // The file as it was written, so that lines and columns are those the person sees.
     check(&name, text.as_bytes(), None)?;
     let mut config: Value = serde_json::from_str(&plain(&text)).with_context(|| format!("read {name} as JSON"))?;
-    set_server(&mut config, layout, ports)?;
+    set_server(&mut config, layout, ports, number)?;
     for size in sizes {
         set_size(&mut config, size)?;
     }
     let text = format!(
         "// Written by nstance-dev from {name}. It is yours now: edit it, the next start of the server reads it.\n{config:#}\n"
     );
-    check("the rendered config", text.as_bytes(), Some(&shard()))?;
+    check("the rendered config", text.as_bytes(), Some(&shard(number)))?;
     Ok(text)
 }
 
@@ -83,9 +85,9 @@ fn object<'a>(value: &'a mut Value, key: &str) -> anyhow::Result<&'a mut Map<Str
     entries.entry(key).or_insert_with(|| json!({})).as_object_mut().with_context(|| format!("{key} is no object"))
 }
 
-fn set_server(config: &mut Value, layout: &Layout, ports: Ports) -> anyhow::Result<()> {
+fn set_server(config: &mut Value, layout: &Layout, ports: Ports, number: u16) -> anyhow::Result<()> {
     let server = object(config, "server")?;
-    server.insert("shard".to_owned(), json!(shard().to_string()));
+    server.insert("shard".to_owned(), json!(shard(number).to_string()));
     for (section, host) in [("bind", "0.0.0.0"), ("advertise", "127.0.0.1")] {
         let addresses = server.entry(section).or_insert_with(|| json!({}));
         let addresses = addresses.as_object_mut().with_context(|| format!("server.{section} is no object"))?;
@@ -93,7 +95,8 @@ fn set_server(config: &mut Value, layout: &Layout, ports: Ports) -> anyhow::Resu
             let key = format!("{name}_addr");
             let written = addresses.get(&key).and_then(Value::as_str).and_then(|it| it.rsplit_once(':'));
             let host = written.map_or(host, |(host, _)| host);
-            let address = format!("{host}:{}", ports.server(index));
+            let port = if section == "bind" { ports.bound(number, index) } else { ports.told(number, index) };
+            let address = format!("{host}:{port}");
             addresses.insert(key, json!(address));
         }
     }
@@ -181,13 +184,18 @@ fn string_end(text: &str) -> usize {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::shape::Shape;
 
     fn rendered(sizes: &[&str]) -> anyhow::Result<Config> {
+        rendered_for(Shape::new(1, 1, false).unwrap(), 1, sizes)
+    }
+
+    fn rendered_for(shape: Shape, number: u16, sizes: &[&str]) -> anyhow::Result<Config> {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::make(dir.path()).unwrap();
         let sizes: Vec<Size> = sizes.iter().map(|it| it.parse().unwrap()).collect();
-        let text = render(None, &layout, Ports::at(4000).unwrap(), &sizes)?;
-        let config = check("config", text.as_bytes(), Some(&shard()))?;
+        let text = render(None, &layout, Ports::at(4000, shape).unwrap(), number, &sizes)?;
+        let config = check("config", text.as_bytes(), Some(&shard(number)))?;
         let work_dir = config.server.provider.options.get("work_dir").and_then(|it| it.as_str().map(str::to_owned));
         assert_eq!(work_dir.as_deref(), layout.instances().to_str());
         Ok(config)
@@ -201,6 +209,15 @@ mod tests {
         assert_eq!(config.server.bind.agent.port, 4004);
         assert_eq!(config.server.safety.runaway_base, 100);
         assert_eq!(config.groups.len(), 1);
+    }
+
+    #[test]
+    fn with_links_a_config_tells_other_ports_than_it_binds() {
+        let config = rendered_for(Shape::new(2, 2, false).unwrap(), 2, &[]).unwrap();
+        let server = &config.server;
+        assert_eq!(server.shard.to_string(), "dev-2");
+        assert_eq!((server.bind.health.port, server.advertise.health.port), (4010, 4010));
+        assert_eq!((server.bind.agent.port, server.advertise.agent.port), (5014, 4014));
     }
 
     #[test]

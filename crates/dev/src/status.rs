@@ -2,7 +2,9 @@
 
 use std::{collections::BTreeMap, fs, process::ExitCode, time::Duration};
 
+use futures::future::join_all;
 use nstance_core::{
+    ids::Shard,
     ports::clock::Clock as _,
     time::{Mono, Timestamp},
 };
@@ -12,11 +14,15 @@ use serde::Serialize;
 
 use crate::{
     api::{self, Client, View, millis},
+    faults::{self, Fault, Who},
     feed::Picture,
     http,
     layout::Layout,
-    records::{self, Kind, Phase},
-    render, table,
+    link,
+    records::{self, Kind, Phase, RunFile},
+    roles::{self, Lease},
+    shape::Shape,
+    table,
 };
 
 #[derive(Debug, Clone, Serialize)]
@@ -28,6 +34,8 @@ pub(crate) struct Status {
     pub(crate) components: Vec<ComponentStatus>,
     pub(crate) shards: Vec<ShardStatus>,
     pub(crate) instances: Vec<InstanceStatus>,
+    pub(crate) links: Vec<LinkStatus>,
+    pub(crate) faults: Vec<Fault>,
     pub(crate) healthy: bool,
     /// Why it is not.
     pub(crate) problems: Vec<String>,
@@ -37,13 +45,40 @@ pub(crate) struct Status {
 pub(crate) struct ComponentStatus {
     pub(crate) name: String,
     pub(crate) kind: Kind,
-    pub(crate) pid: u32,
+    /// Absent while it does not run.
+    pub(crate) pid: Option<u32>,
     pub(crate) ports: BTreeMap<String, u16>,
-    /// `running` or `dead`.
+    /// `running`, `paused`, `dead`, or `down`: waiting to be started again.
     pub(crate) state: &'static str,
     pub(crate) restarts: u32,
     pub(crate) rss_bytes: u64,
     pub(crate) log: String,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) shard: Option<String>,
+    /// Of a server, by its own word; absent if it does not answer.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) role: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) epoch: Option<u64>,
+}
+
+/// The way of agents or operators to a shard's leader.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct LinkStatus {
+    pub(crate) from: &'static str,
+    pub(crate) to: String,
+    pub(crate) state: &'static str,
+    pub(crate) latency_ms: u64,
+}
+
+/// A shard's lease as the store has it.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct LeaseStatus {
+    pub(crate) holder: String,
+    pub(crate) epoch: u64,
+    pub(crate) renewed_seconds_ago: f64,
+    pub(crate) ttl_seconds: f64,
+    pub(crate) released: bool,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -52,6 +87,7 @@ pub(crate) struct ShardStatus {
     pub(crate) leader: String,
     pub(crate) epoch: u64,
     pub(crate) reachable: bool,
+    pub(crate) lease: Option<LeaseStatus>,
     pub(crate) config_etag: String,
     pub(crate) groups: Vec<GroupStatus>,
 }
@@ -87,10 +123,9 @@ pub(crate) struct Moment {
     pub(crate) at: String,
 }
 
-/// Puts together what the files say and what the leader says.
+/// Puts together what the files say and what the servers say.
 pub(crate) fn compose(layout: &Layout, picture: &Picture) -> Status {
     let mut problems = Vec::new();
-    let records = records::all(layout);
     let up = records::supervisor(layout);
     match up.as_ref().map(|it| it.phase) {
         None => problems.push("no `nstance-dev up` is running".to_owned()),
@@ -98,50 +133,41 @@ pub(crate) fn compose(layout: &Layout, picture: &Picture) -> Status {
         Some(Phase::Stopping) => problems.push("`nstance-dev up` is stopping".to_owned()),
         Some(Phase::Ready) => {}
     }
-    let components: Vec<ComponentStatus> = records
-        .into_iter()
-        .map(|it| ComponentStatus {
-            state: if it.process.lives() { "running" } else { "dead" },
-            rss_bytes: rss_bytes(it.process.pid),
-            log: layout.short(&it.log),
-            name: it.name,
-            kind: it.kind,
-            pid: it.process.pid,
-            ports: it.ports,
-            restarts: it.restarts,
-        })
-        .collect();
-    problems.extend(components.iter().filter(|it| it.state == "dead").map(|it| format!("{} is dead", it.name)));
-    for needed in [records::STORE, records::SERVER] {
-        if up.is_some() && !components.iter().any(|it| it.name == needed) {
-            problems.push(format!("{needed} was not started"));
-        }
+    let shape = records::shape(layout);
+    let components = components(layout, picture, up.is_some().then_some(shape));
+    // A server that is gone is no harm while another leads; a shard that nobody leads is told of below.
+    let store = components.iter().find(|it| it.kind == Kind::Store);
+    if up.is_some() && store.is_none_or(|it| it.state != "running") {
+        let state = store.map_or("down", |it| it.state);
+        problems.push(format!("{} is {state}", records::STORE));
     }
     let (mut shards, mut instances, mut provider) = (Vec::new(), Vec::new(), "process".to_owned());
-    match picture {
-        Ok(view) => {
-            provider.clone_from(&view.leader.provider);
-            let now = SystemClock.now();
-            instances = view.instances.iter().map(|it| instance(layout, it, now)).collect();
-            let shard = shard(view);
-            for group in shard.groups.iter().filter(|it| it.actual != it.size || it.ready != it.size) {
-                let GroupStatus { tenant, name, size, actual, ready, .. } = group;
-                problems.push(format!("group {tenant}/{name} wants {size}, has {actual}, of which {ready} ready"));
+    let now = SystemClock.now();
+    for shard in shape.shards() {
+        let name = shard.to_string();
+        let lease = picture.roles.leases.get(&name);
+        let status = match picture.shards.get(&name) {
+            Some(Ok(view)) => {
+                provider.clone_from(&view.leader.provider);
+                instances.extend(view.instances.iter().map(|it| instance(layout, it, now)));
+                let led = led(view, lease);
+                for group in led.groups.iter().filter(|it| it.actual != it.size || it.ready != it.size) {
+                    let GroupStatus { tenant, name, size, actual, ready, .. } = group;
+                    let of = if 1 < shape.shards { format!(" of {shard}") } else { String::new() };
+                    problems
+                        .push(format!("group {tenant}/{name}{of} wants {size}, has {actual}, of which {ready} ready"));
+                }
+                led
             }
-            shards.push(shard);
-        }
-        Err(why) => {
-            problems.push(format!("the leader of {} does not answer: {why}", render::shard()));
-            shards.push(ShardStatus {
-                name: render::shard().to_string(),
-                leader: String::new(),
-                epoch: 0,
-                reachable: false,
-                config_etag: String::new(),
-                groups: Vec::new(),
-            });
-        }
+            other => {
+                let why = other.and_then(|it| it.as_ref().err()).map_or("not asked yet", String::as_str);
+                problems.push(format!("the leader of {shard} does not answer: {why}"));
+                unled(name, lease)
+            }
+        };
+        shards.push(status);
     }
+    let faults = faults::all(layout);
     Status {
         up_since: up.map(|it| it.started_at),
         dir: layout.dir().display().to_string(),
@@ -149,17 +175,119 @@ pub(crate) fn compose(layout: &Layout, picture: &Picture) -> Status {
         components,
         shards,
         instances,
+        links: links(shape, &faults),
+        faults,
         healthy: problems.is_empty(),
         problems,
     }
 }
 
-fn shard(view: &View) -> ShardStatus {
+/// All that are recorded, and the servers that are to be and are not.
+fn components(layout: &Layout, picture: &Picture, shape: Option<Shape>) -> Vec<ComponentStatus> {
+    let mut components: Vec<ComponentStatus> = records::all(layout)
+        .into_iter()
+        .map(|it| {
+            let role = picture.roles.servers.get(&it.name);
+            ComponentStatus {
+                state: state(&it),
+                pid: Some(it.process.pid),
+                rss_bytes: rss_bytes(it.process.pid),
+                log: layout.short(&it.log),
+                kind: it.kind,
+                ports: it.ports,
+                restarts: it.restarts,
+                shard: it.shard,
+                role: role.map(|it| it.role.clone()),
+                epoch: role.map(|it| it.epoch),
+                name: it.name,
+            }
+        })
+        .collect();
+    for place in shape.into_iter().flat_map(Shape::places) {
+        if !components.iter().any(|it| it.name == place.name()) {
+            components.push(ComponentStatus {
+                name: place.name(),
+                kind: Kind::Server,
+                pid: None,
+                ports: BTreeMap::new(),
+                state: "down",
+                restarts: 0,
+                rss_bytes: 0,
+                log: layout.short(&layout.log(&place.name())),
+                shard: Some(place.shard.to_string()),
+                role: None,
+                epoch: None,
+            });
+        }
+    }
+    components.sort_by(|a, b| (a.name.len(), &a.name).cmp(&(b.name.len(), &b.name)));
+    components.sort_by_key(|it| match it.kind {
+        Kind::Store => 0,
+        Kind::Server => 1,
+        Kind::Up => 2,
+    });
+    components
+}
+
+fn state(record: &RunFile) -> &'static str {
+    if !record.process.lives() {
+        "dead"
+    } else if is_paused(record.process.pid) {
+        "paused"
+    } else {
+        "running"
+    }
+}
+
+/// Whether the kernel holds it stopped.
+fn is_paused(pid: u32) -> bool {
+    let text = fs::read_to_string(format!("/proc/{pid}/status")).unwrap_or_default();
+    let line = text.lines().find_map(|line| line.strip_prefix("State:"));
+    line.is_some_and(|line| line.trim_start().starts_with('T'))
+}
+
+fn links(shape: Shape, faults: &[Fault]) -> Vec<LinkStatus> {
+    let shards = shape.shards().filter(|_| shape.links).map(|it| it.to_string());
+    shards
+        .flat_map(|shard| Who::ALL.map(|who| (who, shard.clone())))
+        .map(|(who, shard)| {
+            let state = link::State::of(faults, who, &shard);
+            let latency_ms = u64::try_from(state.latency.as_millis()).unwrap_or(u64::MAX);
+            LinkStatus { from: who.name(), to: format!("shard/{shard}"), state: state.name(), latency_ms }
+        })
+        .collect()
+}
+
+fn lease_status(lease: &Lease) -> LeaseStatus {
+    LeaseStatus {
+        holder: lease.holder.clone(),
+        epoch: lease.epoch,
+        renewed_seconds_ago: lease.renewed.as_secs_f64(),
+        ttl_seconds: lease.ttl.as_secs_f64(),
+        released: lease.released,
+    }
+}
+
+/// Of a shard whose leader does not answer only the store can tell.
+fn unled(name: String, lease: Option<&Lease>) -> ShardStatus {
+    ShardStatus {
+        name,
+        leader: String::new(),
+        epoch: lease.map_or(0, |it| it.epoch),
+        reachable: false,
+        lease: lease.map(lease_status),
+        config_etag: String::new(),
+        groups: Vec::new(),
+    }
+}
+
+fn led(view: &View, lease: Option<&Lease>) -> ShardStatus {
     ShardStatus {
         name: view.leader.shard.clone(),
         leader: view.leader.leader_id.clone(),
         epoch: view.leader.epoch,
         reachable: true,
+        lease: lease.map(lease_status),
         config_etag: view.leader.etag.clone(),
         groups: view
             .groups
@@ -219,9 +347,9 @@ pub(crate) enum Form {
 
 /// Shows it once, or again and again until interrupted.
 pub(crate) async fn run(layout: &Layout, form: Form, watch: bool) -> anyhow::Result<ExitCode> {
-    let mut client = None;
+    let mut clients = Clients::default();
     loop {
-        let picture = look(layout, &mut client).await;
+        let picture = look(layout, &mut clients).await;
         let status = compose(layout, &picture);
         match form {
             Form::Json if watch => println!("{}", serde_json::to_string(&status)?),
@@ -238,13 +366,34 @@ pub(crate) async fn run(layout: &Layout, form: Form, watch: bool) -> anyhow::Res
     }
 }
 
-/// One picture; the connection is kept for the next.
-pub(crate) async fn look(layout: &Layout, client: &mut Option<Client>) -> Picture {
+/// Connections that are kept from one picture to the next, by shard.
+pub(crate) type Clients = BTreeMap<String, Client>;
+
+/// One picture of everything.
+pub(crate) async fn look(layout: &Layout, clients: &mut Clients) -> Picture {
+    let looks = records::shape(layout).shards().map(|shard| {
+        let mut client = clients.remove(shard.as_str());
+        async move {
+            let view = look_at(layout, &shard, &mut client).await;
+            (shard.to_string(), view, client)
+        }
+    });
+    let (looks, roles) = tokio::join!(join_all(looks), roles::look(layout));
+    let mut picture = Picture { shards: BTreeMap::new(), roles };
+    for (shard, view, client) in looks {
+        clients.extend(client.map(|client| (shard.clone(), client)));
+        picture.shards.insert(shard, view);
+    }
+    picture
+}
+
+/// What one shard's leader shows; the connection is kept for the next time.
+pub(crate) async fn look_at(layout: &Layout, shard: &Shard, client: &mut Option<Client>) -> Result<View, String> {
     let mut connected = match client.take() {
         Some(connected) => connected,
-        None => match api::connect(layout).await {
+        None => match api::connect(layout, shard).await {
             Ok(connected) => connected,
-            Err(error) => return Err(reason(layout, format!("{error:#}")).await),
+            Err(error) => return Err(reason(layout, shard, format!("{error:#}")).await),
         },
     };
     match connected.view().await {
@@ -256,14 +405,13 @@ pub(crate) async fn look(layout: &Layout, client: &mut Option<Client>) -> Pictur
     }
 }
 
-/// The server's own word about why it does not lead is better than a refused connection.
-async fn reason(layout: &Layout, error: String) -> String {
-    let server = records::RunFile::read(layout, records::SERVER).filter(|it| it.process.lives());
-    let Some(port) = server.and_then(|it| it.port("health")) else { return error };
-    match http::get(port, "/health").await {
-        Ok(answer) if answer.code != 200 => answer.body.trim().to_owned(),
-        _ => error,
-    }
+/// A server's own word about why it does not lead is better than a refused connection.
+async fn reason(layout: &Layout, shard: &Shard, error: String) -> String {
+    let answers = records::servers_of(layout, shard.as_str()).into_iter().map(|it| async move {
+        let answer = http::get_within(it.port("health")?, "/health", Duration::from_secs(1)).await.ok()?;
+        (answer.code != 200).then(|| answer.body.trim().to_owned())
+    });
+    join_all(answers).await.into_iter().flatten().next().unwrap_or(error)
 }
 
 /// `1.2s`, `41s`, `12m`, `3h`: as short as it is clear.

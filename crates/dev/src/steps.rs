@@ -30,7 +30,7 @@ pub(crate) enum Tried<T> {
 /// A gate that did not open in time.
 #[derive(Debug)]
 pub(crate) struct Late {
-    pub(crate) gate: &'static str,
+    pub(crate) gate: String,
     pub(crate) why: String,
     /// Rather than failed for good.
     pub(crate) timed_out: bool,
@@ -55,11 +55,7 @@ impl Steps {
     }
 
     /// Tries until it works.
-    pub(crate) async fn gate<T>(
-        &self,
-        gate: &'static str,
-        mut attempt: impl AsyncFnMut() -> Tried<T>,
-    ) -> Result<T, Late> {
+    pub(crate) async fn gate<T>(&self, gate: &str, mut attempt: impl AsyncFnMut() -> Tried<T>) -> Result<T, Late> {
         let begin = SystemClock.monotonic();
         if self.terminal {
             self.show("..", gate, "", "");
@@ -83,7 +79,7 @@ impl Steps {
                 Ok(Tried::Wait(reason)) => reason,
                 Ok(Tried::Failed(why)) => {
                     self.show("no", gate, &seconds(begin, now), "\n");
-                    return Err(Late { gate, why, timed_out: false });
+                    return Err(Late { gate: gate.to_owned(), why, timed_out: false });
                 }
                 Err(_) => why.clone(),
             };
@@ -93,7 +89,7 @@ impl Steps {
             why = reason;
             if PATIENCE <= now.since(since) {
                 self.show("no", gate, &seconds(begin, now), "\n");
-                return Err(Late { gate, why, timed_out: true });
+                return Err(Late { gate: gate.to_owned(), why, timed_out: true });
             }
             tokio::time::sleep(PERIOD).await;
         }

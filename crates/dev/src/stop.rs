@@ -3,11 +3,13 @@
 use std::{fs, path::Path, time::Duration};
 
 use anyhow::{Context, bail};
+use futures::future::join_all;
 use nstance_providers::process::{end_all, power};
 
 use crate::{
     layout::Layout,
     records::{self, RunFile},
+    roles,
 };
 
 /// How long the supervisor may take, which in turn waits for everybody else.
@@ -17,7 +19,7 @@ pub(crate) const SERVER_GRACE: Duration = Duration::from_secs(12);
 pub(crate) const AGENT_GRACE: Duration = Duration::from_secs(3);
 pub(crate) const STORE_GRACE: Duration = Duration::from_secs(5);
 
-/// Stops everything that is recorded: server, agents, store. The server first, or it would replace what we stop next.
+/// Stops everything that is recorded: servers, agents, store. Servers first, or they would replace what we stop next.
 pub(crate) async fn down(layout: &Layout) -> anyhow::Result<()> {
     let mut n_stopped = 0;
     if let Some(up) = records::supervisor(layout) {
@@ -28,16 +30,28 @@ pub(crate) async fn down(layout: &Layout) -> anyhow::Result<()> {
         }
         up.forget(layout);
     }
-    for (name, grace) in [(records::SERVER, SERVER_GRACE), (records::STORE, STORE_GRACE)] {
-        if name == records::STORE {
-            n_stopped += agents_off(layout).await?;
-        }
-        n_stopped += usize::from(end_recorded(layout, name, grace).await?);
-    }
+    n_stopped += servers_off(layout).await?;
+    n_stopped += agents_off(layout).await?;
+    n_stopped += usize::from(end_recorded(layout, records::STORE, STORE_GRACE).await?);
     if n_stopped == 0 {
         say!("nothing was running in {}", layout.shown());
     }
     Ok(())
+}
+
+/// Standbys before leaders: nobody is to take over from a leader that is stopped for good.
+async fn servers_off(layout: &Layout) -> anyhow::Result<usize> {
+    let servers = records::servers(layout);
+    let leaders = roles::leaders(&servers).await;
+    let (leaders, others): (Vec<&RunFile>, Vec<&RunFile>) = servers.iter().partition(|it| leaders.contains(&it.name));
+    let mut n_stopped = 0;
+    for some in [others, leaders] {
+        let ended = join_all(some.iter().map(|it| end_recorded(layout, &it.name, SERVER_GRACE))).await;
+        for ended in ended {
+            n_stopped += usize::from(ended?);
+        }
+    }
+    Ok(n_stopped)
 }
 
 async fn agents_off(layout: &Layout) -> anyhow::Result<usize> {

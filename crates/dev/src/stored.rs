@@ -7,10 +7,13 @@ use nstance_config::{
     Config,
     model::{KeyProvider, SecretsProvider},
 };
-use nstance_core::ports::{
-    clock::Entropy,
-    objects::{Condition, ObjectStore as _},
-    secrets::Secrets as _,
+use nstance_core::{
+    ids::Shard,
+    ports::{
+        clock::Entropy,
+        objects::{Condition, ObjectStore as _},
+        secrets::Secrets as _,
+    },
 };
 use nstance_identity::{
     ca::{Bundle, CA_KEY_SECRET, Ca, ca_key_secret},
@@ -18,7 +21,7 @@ use nstance_identity::{
 };
 use nstance_store::{
     keys::{EncryptionKey, KeySource, load_key},
-    records::{ca_crt_key, config_keys},
+    records::{ca_crt_key, config_keys, decode_object, leader::LeaseRecord, lease_key},
     s3::{S3Settings, S3Store},
     secrets::ObjectSecrets,
 };
@@ -63,11 +66,11 @@ pub(crate) struct StoredConfig {
     pub(crate) config: Config,
 }
 
-pub(crate) async fn read_config(store: &S3Store) -> anyhow::Result<Option<StoredConfig>> {
-    for key in config_keys(&render::shard()) {
+pub(crate) async fn read_config(store: &S3Store, shard: &Shard) -> anyhow::Result<Option<StoredConfig>> {
+    for key in config_keys(shard) {
         match store.get(&key).await {
             Ok(object) => {
-                let config = render::check(&key, &object.body, Some(&render::shard()))?;
+                let config = render::check(&key, &object.body, Some(shard))?;
                 return Ok(Some(StoredConfig { key, config }));
             }
             Err(error) if error.is_not_found() => {}
@@ -78,12 +81,22 @@ pub(crate) async fn read_config(store: &S3Store) -> anyhow::Result<Option<Stored
 }
 
 /// Stores a config unless there is one. Says whether it is ours now.
-pub(crate) async fn create_config(store: &S3Store, text: String) -> anyhow::Result<bool> {
-    let [key, _] = config_keys(&render::shard());
+pub(crate) async fn create_config(store: &S3Store, shard: &Shard, text: String) -> anyhow::Result<bool> {
+    let [key, _] = config_keys(shard);
     match store.put(&key, text.into_bytes(), Condition::Create).await {
         Ok(_) => Ok(true),
         Err(error) if error.is_precondition() => Ok(false),
         Err(error) => Err(error).context("store the config"),
+    }
+}
+
+/// Who holds a shard's lease, by the store.
+pub(crate) async fn read_lease(store: &S3Store, shard: &Shard) -> anyhow::Result<Option<LeaseRecord>> {
+    let key = lease_key(Some(shard));
+    match store.get(&key).await {
+        Ok(object) => Ok(Some(decode_object::<LeaseRecord>(&key, object).context("read the lease")?.value)),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) => Err(error).context("read the lease"),
     }
 }
 

@@ -4,7 +4,8 @@ use nstance_proto::v1::Event;
 
 use crate::{
     api::millis,
-    status::{InstanceStatus, Status, short},
+    records::Kind,
+    status::{InstanceStatus, LeaseStatus, Status, short},
 };
 
 /// A table whose columns are as wide as their widest cell; numbers stand to the right.
@@ -35,10 +36,10 @@ fn heading(words: &str) -> Vec<String> {
 }
 
 pub(crate) fn shards(status: &Status) -> Vec<String> {
-    let mut rows = vec![heading("SHARD LEADER EPOCH GROUP WANT ACTUAL READY DRAINING")];
+    let mut rows = vec![heading("SHARD LEADER EPOCH LEASE GROUP WANT ACTUAL READY DRAINING")];
     for shard in &status.shards {
         let leader = if shard.reachable { shard.leader.clone() } else { "-".to_owned() };
-        let head = vec![shard.name.clone(), leader, shard.epoch.to_string()];
+        let head = vec![shard.name.clone(), leader, shard.epoch.to_string(), lease(shard.lease.as_ref())];
         if shard.groups.is_empty() {
             rows.push(head.clone());
         }
@@ -48,7 +49,34 @@ pub(crate) fn shards(status: &Status) -> Vec<String> {
             rows.push(head.iter().cloned().chain([name]).chain(counts).collect());
         }
     }
-    columns(&rows, &[2, 4, 5, 6, 7])
+    columns(&rows, &[2, 5, 6, 7, 8])
+}
+
+fn lease(lease: Option<&LeaseStatus>) -> String {
+    match lease {
+        None => "-".to_owned(),
+        Some(it) if it.released => "released".to_owned(),
+        Some(it) => format!("renewed {:.1} s ago", it.renewed_seconds_ago),
+    }
+}
+
+/// Who leads and who stands by.
+pub(crate) fn servers(status: &Status) -> Vec<String> {
+    let mut rows = vec![heading("SERVER SHARD ROLE EPOCH PID STATE RESTARTS")];
+    let text = |it: &Option<String>| it.clone().unwrap_or_else(|| "-".to_owned());
+    for it in status.components.iter().filter(|it| it.kind == Kind::Server) {
+        rows.push(vec![
+            it.name.clone(),
+            text(&it.shard),
+            text(&it.role),
+            // A standby has none.
+            it.epoch.filter(|it| 0 < *it).map_or_else(|| "-".to_owned(), |it| it.to_string()),
+            it.pid.map_or_else(|| "-".to_owned(), |it| it.to_string()),
+            it.state.to_owned(),
+            it.restarts.to_string(),
+        ]);
+    }
+    columns(&rows, &[3, 4, 6])
 }
 
 pub(crate) fn instances(status: &Status, most: usize) -> Vec<String> {
@@ -83,7 +111,7 @@ pub(crate) fn plain(status: &Status) -> Vec<String> {
         let memory = format!("{} MB", it.rss_bytes / 1_000_000);
         rows.push(vec![
             it.name.clone(),
-            it.pid.to_string(),
+            it.pid.map_or_else(|| "-".to_owned(), |it| it.to_string()),
             it.state.to_owned(),
             it.restarts.to_string(),
             memory,
@@ -93,6 +121,8 @@ pub(crate) fn plain(status: &Status) -> Vec<String> {
     lines.extend(columns(&rows, &[1, 3, 4]));
     lines.push(String::new());
     lines.extend(shards(status));
+    lines.push(String::new());
+    lines.extend(servers(status));
     if !status.instances.is_empty() {
         lines.push(String::new());
         lines.extend(instances(status, usize::MAX));
@@ -103,6 +133,7 @@ pub(crate) fn plain(status: &Status) -> Vec<String> {
     }
     lines.extend(status.problems.iter().map(|problem| format!("not healthy: {problem}")));
     lines.extend(holds(status));
+    lines.extend(status.faults.iter().map(|it| format!("fault: {} (since {})", it.what, it.since)));
     lines
 }
 

@@ -4,7 +4,7 @@ mod show;
 mod slot;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, BTreeSet},
     fs::{self, File, TryLockError},
     io,
     net::Ipv4Addr,
@@ -15,8 +15,9 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use futures::future::{join_all, select_all};
 use nstance_config::Config;
-use nstance_core::{ports::clock::Clock as _, value::Value};
+use nstance_core::{ids::Shard, ports::clock::Clock as _, value::Value};
 use nstance_providers::process::{Process, power};
 use nstance_rt::{clock::SystemClock, shutdown::StopSignals, tasks::Tasks};
 use nstance_store::s3::S3Store;
@@ -28,21 +29,25 @@ use crate::{
     api,
     cli::UpArgs,
     component::{Spec, tail},
-    detach, feed, http,
+    detach,
+    faults::{self, Who},
+    feed, http,
     layout::Layout,
+    link::{self, Door},
     ports::{self, Ports},
     records::{self, Kind, Phase, RunFile},
-    render,
+    render, roles,
+    shape::{self, MOST_SERVERS, Place, Shape},
     steps::{Late, Steps, Tried},
-    stop, stored,
+    stop,
+    stored::{self, StoredConfig},
 };
 
 /// Log lines shown of whatever failed.
 const TAIL: usize = 20;
 const REDRAW: Duration = Duration::from_millis(250);
 
-const ABSENT: &str =
-    "not part of this build: Kubernetes, operator, dashboard, several shards, several servers per shard, tmux";
+const ABSENT: &str = "not part of this build: Kubernetes, operator, dashboard, tmux";
 
 /// A terminal that is closed means the same as Ctrl-C.
 struct Signals {
@@ -82,9 +87,12 @@ struct Up {
     layout: Layout,
     steps: Steps,
     record: RunFile,
+    shape: Shape,
     /// In the order of their start.
     store: Option<Slot>,
-    server: Option<Slot>,
+    /// The links to the leaders.
+    links: Tasks,
+    servers: Vec<Slot>,
     /// Once VMs may have been started.
     agents_may_run: bool,
 }
@@ -153,43 +161,78 @@ impl Up {
             log: layout.log(records::UP),
             started_at: SystemClock.now().to_string(),
             restarts: 0,
+            shard: None,
+            shape: None,
         };
-        record.write(&layout)?;
-        Ok(Self { args, layout, steps: Steps::new(), record, store: None, server: None, agents_may_run: false })
+        let mut up = Self {
+            shape: shape(&args, &layout)?,
+            args,
+            layout,
+            steps: Steps::new(),
+            record,
+            store: None,
+            links: Tasks::new(),
+            servers: Vec::new(),
+            agents_may_run: false,
+        };
+        up.record.shape = Some(up.shape);
+        up.record.write(&up.layout)?;
+        Ok(up)
     }
 
     async fn start(&mut self) -> Result<(), Failure> {
-        for name in [records::SERVER, records::STORE] {
-            let ended = stop::end_recorded(&self.layout, name, stop::SERVER_GRACE).await;
-            if ended.map_err(|error| Failure::of(name, &error))? {
+        let servers = records::servers(&self.layout).into_iter().map(|it| it.name);
+        for name in servers.chain([records::STORE.to_owned()]) {
+            let ended = stop::end_recorded(&self.layout, &name, stop::SERVER_GRACE).await;
+            if ended.map_err(|error| Failure::of(&name, &error))? {
                 self.steps.say(&format!("{name} was left over from an `up` that died"));
             }
         }
+        faults::forget_all(&self.layout).map_err(|error| Failure::of("faults", &error))?;
         let ports = self.ports().map_err(|error| Failure::of("ports", &error))?;
         let bucket = self.start_store(ports).await?;
-        let config = self.settle_config(&bucket, ports).await?;
+        let configs = self.settle_configs(&bucket, ports).await?;
         self.switch_agents_on().await?;
-        self.start_server(&config, ports).await?;
+        self.start_links(&configs).await?;
+        // Standbys only when the others lead: who leads at first is then no matter of luck.
+        let (first, others): (Vec<Place>, Vec<Place>) = self.shape.places().partition(|it| it.port_offset == 0);
+        self.start_servers(&first, &configs, ports).await?;
+        for place in &first {
+            self.await_http(&self.gate_name("server", &place.shard), place, "/health").await?;
+        }
         self.await_ca(&bucket).await?;
-        self.await_leader(&config).await?;
-        self.await_agents(&bucket, &config).await?;
+        for place in &first {
+            self.await_http(&self.gate_name("leader", &place.shard), place, "/leader").await?;
+        }
+        self.start_servers(&others, &configs, ports).await?;
+        for place in &others {
+            self.await_http(&format!("standby {}", place.shard), place, "/health").await?;
+        }
+        for (place, config) in first.iter().zip(&configs) {
+            self.await_agents(&bucket, place, config).await?;
+        }
         self.record.phase = Phase::Ready;
         self.record.write(&self.layout).map_err(|error| Failure::of("up", &error))?;
         self.steps.say(ABSENT);
         Ok(())
     }
 
+    /// Names the shard where there are several.
+    fn gate_name(&self, gate: &str, shard: &Shard) -> String {
+        if 1 < self.shape.shards { format!("{gate} {shard}") } else { gate.to_owned() }
+    }
+
     /// Those of the config that is there already, else those asked for.
     fn ports(&self) -> anyhow::Result<Ports> {
-        let path = self.layout.bucket().join("config").join(format!("{}.jsonc", render::shard()));
-        let existing = fs::read(path).ok().and_then(|bytes| render::check("config", &bytes, None).ok());
         let asked = self.args.port_base;
-        let Some(existing) = existing else { return Ports::at(asked.unwrap_or(ports::DEFAULT_BASE)) };
+        let Some(existing) = config_on_disk(&self.layout, 1) else {
+            return Ports::at(asked.unwrap_or(ports::DEFAULT_BASE), self.shape);
+        };
         let base = existing.server.bind.health.port;
         if asked.is_some_and(|asked| asked != 0 && asked != base) {
             self.steps.say(&format!("--port-base is not applied: the stored config says {base}"));
         }
-        Ports::at(base)
+        Ports::at(base, self.shape)
     }
 
     async fn start_store(&mut self, ports: Ports) -> Result<Arc<S3Store>, Failure> {
@@ -200,18 +243,19 @@ impl Up {
         let mut args = vec!["s3".to_owned(), "--dir".to_owned(), self.layout.bucket().display().to_string()];
         args.extend(["--addr".to_owned(), format!("{}:{port}", Ipv4Addr::LOCALHOST)]);
         let spec = Spec {
-            name: records::STORE,
+            name: records::STORE.to_owned(),
             kind: Kind::Store,
             program,
             args: self.with_log_level(args),
             env: self.log_filter(),
             ports: [("s3".to_owned(), port)].into(),
             grace: stop::STORE_GRACE,
+            shard: None,
         };
         self.store = Some(Slot::start(&self.layout, spec).map_err(fail)?);
         let store = &mut self.store;
         let gate = self.steps.gate("store", async || {
-            if let Some(how) = ended(store).await {
+            if let Some(how) = ended(store.as_mut()).await {
                 return Tried::Failed(how);
             }
             match http::get(port, "/-/health").await {
@@ -220,23 +264,29 @@ impl Up {
                 Err(error) => Tried::Wait(error.to_string()),
             }
         });
-        gate.await.map_err(|late| failure(records::STORE, late, &self.store))?;
+        gate.await.map_err(|late| failure(records::STORE, late, self.store.as_ref()))?;
         stored::open(port).map_err(fail)
     }
 
-    /// A config that is there stays as it is, whoever wrote it.
-    async fn settle_config(&self, bucket: &Arc<S3Store>, ports: Ports) -> Result<Arc<Config>, Failure> {
+    /// A config that is there stays as it is, whoever wrote it. In the order of the shards.
+    async fn settle_configs(&self, bucket: &Arc<S3Store>, ports: Ports) -> Result<Vec<Arc<Config>>, Failure> {
         let settled = async {
-            if let Some(there) = stored::read_config(bucket).await? {
-                if !self.args.size.is_empty() || self.args.config.is_some() {
-                    let file = self.layout.short(&self.layout.bucket().join(&there.key));
-                    self.steps.say(&format!("--size and --config are not applied: {file} exists; edit it instead"));
+            let mut all = Vec::new();
+            for (number, shard) in (1..).zip(self.shape.shards()) {
+                if let Some(there) = stored::read_config(bucket, &shard).await? {
+                    if !self.args.size.is_empty() || self.args.config.is_some() {
+                        let file = self.layout.short(&self.layout.bucket().join(&there.key));
+                        self.steps.say(&format!("--size and --config are not applied: {file} exists; edit it instead"));
+                    }
+                    all.push(there);
+                    continue;
                 }
-                return Ok(there);
+                let text = render::render(self.args.config.as_deref(), &self.layout, ports, number, &self.args.size)?;
+                stored::create_config(bucket, &shard, text).await?;
+                let stored = stored::read_config(bucket, &shard).await?;
+                all.push(stored.context("the config that was stored is not there")?);
             }
-            let text = render::render(self.args.config.as_deref(), &self.layout, ports, &self.args.size)?;
-            stored::create_config(bucket, text).await?;
-            stored::read_config(bucket).await?.context("the config that was stored is not there")
+            anyhow::Ok(all)
         };
         let gate = self.steps.gate("config", {
             let mut settled = Some(settled);
@@ -248,21 +298,62 @@ impl Up {
                 None => Tried::Failed("the store did not answer".to_owned()),
             }
         });
-        let there = gate.await.map_err(|late| failure("config", late, &None))?;
-        let work_dir = there.config.server.provider.options.get("work_dir").and_then(Value::as_str);
-        if work_dir.map(PathBuf::from).as_ref() != Some(&self.layout.instances()) {
-            let what = format!(
-                "{} names the work_dir {}, but this environment's is {}; edit it",
-                self.layout.short(&self.layout.bucket().join(&there.key)),
-                work_dir.unwrap_or("(none)"),
-                self.layout.instances().display()
-            );
-            return Err(Failure { component: "config".to_owned(), what, log: None });
-        }
-        Ok(Arc::new(there.config))
+        let all = gate.await.map_err(|late| failure("config", late, None))?;
+        all.into_iter().map(|it| self.fits(it).map(Arc::new)).collect()
     }
 
-    /// Before the server: it must find its VMs as it left them.
+    /// Whether a config serves this environment.
+    fn fits(&self, there: StoredConfig) -> Result<Config, Failure> {
+        let file = self.layout.short(&self.layout.bucket().join(&there.key));
+        let fail = |what: String| Failure { component: "config".to_owned(), what, log: None };
+        let work_dir = there.config.server.provider.options.get("work_dir").and_then(Value::as_str);
+        if work_dir.map(PathBuf::from).as_ref() != Some(&self.layout.instances()) {
+            return Err(fail(format!(
+                "{file} names the work_dir {}, but this environment's is {}; edit it",
+                work_dir.unwrap_or("(none)"),
+                self.layout.instances().display()
+            )));
+        }
+        if self.shape.links && !is_linked(&there.config) {
+            return Err(fail(format!(
+                "{file} lets the server bind the ports that agents are told, where links are to listen; raise the ports \
+                 of server.bind.registration_addr, operator_addr and agent_addr by 1000, or begin anew with \
+                 `nstance-dev clean{}`",
+                self.layout.dir_flag()
+            )));
+        }
+        Ok(there.config)
+    }
+
+    /// Opens the leaders' addresses; whoever leads is behind them.
+    async fn start_links(&self, configs: &[Arc<Config>]) -> Result<(), Failure> {
+        let fail = |error: anyhow::Error| Failure::of("links", &error);
+        let mut doors = Vec::new();
+        for config in configs.iter().filter(|it| is_linked(it)) {
+            let (bind, told) = (&config.server.bind, &config.server.advertise);
+            let offsets = self.shape.places().filter(|it| it.shard == config.server.shard).map(|it| it.port_offset);
+            let offsets: Vec<u16> = offsets.collect();
+            for (who, bind, told) in [
+                (Who::Agents, &bind.registration, &told.registration),
+                (Who::Operators, &bind.operator, &told.operator),
+                (Who::Agents, &bind.agent, &told.agent),
+            ] {
+                doors.push(Door {
+                    shard: config.server.shard.to_string(),
+                    who,
+                    listen: told.port,
+                    servers: offsets.iter().map(|offset| bind.port.saturating_add(*offset)).collect(),
+                });
+            }
+        }
+        if doors.is_empty() {
+            return Ok(());
+        }
+        check_free(&doors.iter().map(|it| ("link", it.listen)).collect::<Vec<_>>()).map_err(fail)?;
+        link::start(&self.links, &self.layout, doors).await.map_err(fail)
+    }
+
+    /// Before the servers: they must find their VMs as they left them.
     async fn switch_agents_on(&mut self) -> Result<(), Failure> {
         self.agents_may_run = true;
         let agent = beside("nstance-agent").map_err(|error| Failure::of("agents", &error))?;
@@ -277,46 +368,63 @@ impl Up {
         Ok(())
     }
 
-    async fn start_server(&mut self, config: &Config, ports: Ports) -> Result<(), Failure> {
-        let fail = |error: anyhow::Error| Failure::of(records::SERVER, &error);
+    async fn start_servers(&mut self, places: &[Place], configs: &[Arc<Config>], ports: Ports) -> Result<(), Failure> {
+        for place in places {
+            let config = configs.iter().find(|it| it.server.shard == place.shard);
+            let started = config.context("the shard has no config").and_then(|it| self.start_server(place, it, ports));
+            started.map_err(|error| Failure::of(&place.name(), &error))?;
+        }
+        Ok(())
+    }
+
+    fn start_server(&mut self, place: &Place, config: &Config, ports: Ports) -> anyhow::Result<()> {
         let bind = &config.server.bind;
         let addresses = [&bind.health, &bind.election, &bind.registration, &bind.operator, &bind.agent];
-        let named: Vec<(&str, u16)> =
-            ports::SERVER.into_iter().zip(addresses).map(|(name, address)| (name, address.port)).collect();
-        check_free(&named).map_err(fail)?;
+        let named: Vec<(&str, u16)> = ports::SERVER
+            .into_iter()
+            .zip(addresses)
+            .map(|(name, address)| (name, address.port.saturating_add(place.port_offset)))
+            .collect();
+        check_free(&named)?;
         let mut args: Vec<String> =
             ["--storage", "s3", "--bucket", stored::BUCKET, "--shard"].map(str::to_owned).into();
-        args.extend([render::shard().to_string(), "--id".to_owned(), records::SERVER.to_owned()]);
-        args.extend(["--cachedir".to_owned(), self.layout.cache().display().to_string()]);
-        let mut env = stored::variables(ports.store(), "dev-server-1");
+        args.extend([place.shard.to_string(), "--id".to_owned(), place.name()]);
+        args.extend(["--cachedir".to_owned(), self.layout.cache_of(place.number).display().to_string()]);
+        if 0 < place.port_offset {
+            args.extend(["--port-offset".to_owned(), place.port_offset.to_string()]);
+        }
+        // The store knows servers by their keys: faults are for one of them.
+        let mut env = stored::variables(ports.store(), &format!("dev-{}", place.name()));
         env.extend(self.log_filter());
         let spec = Spec {
-            name: records::SERVER,
+            name: place.name(),
             kind: Kind::Server,
-            program: beside("nstance-server").map_err(fail)?,
+            program: beside("nstance-server")?,
             args: self.with_log_level(args),
             env,
             ports: named.iter().map(|(name, port)| ((*name).to_owned(), *port)).collect(),
             grace: stop::SERVER_GRACE,
+            shard: Some(place.shard.to_string()),
         };
-        self.server = Some(Slot::start(&self.layout, spec).map_err(fail)?);
-        self.await_http("server", config, "/health").await
+        self.servers.push(Slot::start(&self.layout, spec)?);
+        Ok(())
     }
 
-    async fn await_http(&mut self, gate: &'static str, config: &Config, path: &str) -> Result<(), Failure> {
-        let port = config.server.bind.health.port;
-        let server = &mut self.server;
+    async fn await_http(&mut self, gate: &str, place: &Place, path: &str) -> Result<(), Failure> {
+        let name = place.name();
+        let mut slot = self.servers.iter_mut().find(|it| it.name() == name);
+        let port = slot.as_deref().and_then(Slot::component).and_then(|it| it.record.port("health"));
         let gate = self.steps.gate(gate, async || {
-            if let Some(how) = ended(server).await {
+            if let Some(how) = ended(slot.as_deref_mut()).await {
                 return Tried::Failed(how);
             }
-            match http::get(port, path).await {
+            match http::get(port.unwrap_or_default(), path).await {
                 Ok(answer) if answer.code == 200 => Tried::Done(()),
                 Ok(answer) => Tried::Wait(answer.body.trim().to_owned()),
                 Err(error) => Tried::Wait(error.to_string()),
             }
         });
-        gate.await.map_err(|late| failure(records::SERVER, late, &self.server))
+        gate.await.map_err(|late| failure(&name, late, slot.as_deref()))
     }
 
     async fn await_ca(&mut self, bucket: &Arc<S3Store>) -> Result<(), Failure> {
@@ -325,18 +433,18 @@ impl Up {
             Ok(None) => Tried::Wait("cluster/ca.crt is not there yet".to_owned()),
             Err(error) => Tried::Wait(format!("{error:#}")),
         });
-        gate.await.map_err(|late| failure(records::SERVER, late, &self.server))
+        let first = self.servers.first();
+        gate.await.map_err(|late| failure("server-1", late, first))
     }
 
-    async fn await_leader(&mut self, config: &Config) -> Result<(), Failure> {
-        self.await_http("leader", config, "/leader").await
-    }
-
-    async fn await_agents(&mut self, bucket: &Arc<S3Store>, config: &Config) -> Result<(), Failure> {
-        let (layout, server, mut client) = (&self.layout, &mut self.server, None);
+    async fn await_agents(&mut self, bucket: &Arc<S3Store>, place: &Place, config: &Config) -> Result<(), Failure> {
+        let name = place.name();
+        let gate = self.gate_name("agents", &place.shard);
+        let (layout, mut client) = (&self.layout, None);
+        let mut slot = self.servers.iter_mut().find(|it| it.name() == name);
         let mut last = None;
-        let gate = self.steps.gate("agents", async || {
-            if let Some(how) = ended(server).await {
+        let gate = self.steps.gate(&gate, async || {
+            if let Some(how) = ended(slot.as_deref_mut()).await {
                 return Tried::Failed(how);
             }
             let connected = match &mut client {
@@ -368,7 +476,7 @@ impl Up {
         });
         let Err(late) = gate.await else { return Ok(()) };
         // The agent that keeps us waiting knows best why; if there is none, the server does.
-        let mut failed = failure(records::SERVER, late, &self.server);
+        let mut failed = failure(&name, late, slot.as_deref());
         if let Some(unready) = last {
             let log = self.layout.instances().join(&unready.instance_id).join("agent.log");
             let lines = tail(&log, 0, TAIL);
@@ -414,25 +522,25 @@ impl Up {
     /// Shows and keeps everything running until a signal.
     async fn watch(&mut self, signals: &mut Signals) {
         let tasks = Tasks::new();
-        let mut feed = feed::start(&tasks, self.layout.clone());
+        let mut feed = feed::start(&tasks, &self.layout, self.shape);
         let mut show = Show::begin();
         let mut ticks = tokio::time::interval(REDRAW);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let (Some(store), Some(server)) = (&mut self.store, &mut self.server) else { return };
+        let (Some(store), servers) = (&mut self.store, &mut self.servers) else { return };
         let layout = &self.layout;
         let signal = loop {
             tokio::select! {
                 biased;
                 signal = signals.next() => break signal,
                 note = store.next(layout) => show.note(&note),
-                note = server.next(layout) => show.note(&note),
+                note = next_of(servers, layout) => show.note(&note),
                 Some(event) = feed.events.recv() => show.event(&event),
                 _ = ticks.tick() => {
-                    if let Err(error) = keep_recorded(layout, &self.record, &[store, server]) {
+                    if let Err(error) = keep_recorded(layout, &self.record, store, servers) {
                         show.note(&format!("records not kept: {error:#}"));
                     }
                     let picture = feed.picture.borrow_and_update().clone();
-                    show.draw(layout, picture.as_ref());
+                    show.draw(layout, &picture);
                 }
             }
         };
@@ -441,7 +549,7 @@ impl Up {
         self.steps.say(&format!("{signal}: stopping; once more kills at once"));
     }
 
-    /// Server, agents, store: a server that still ran would replace the agents we stop.
+    /// Servers, agents, store: a server that still ran would replace the agents we stop.
     async fn stop(&mut self, signals: &mut Signals) {
         self.record.phase = Phase::Stopping;
         let _ = self.record.write(&self.layout);
@@ -462,10 +570,23 @@ impl Up {
     }
 
     async fn stop_all(&mut self, hurry: CancellationToken) {
-        if let Some(server) = &mut self.server
-            && let Some(line) = server.stop(&self.layout, &hurry).await
-        {
-            self.steps.say(&line);
+        // Standbys before leaders: nobody is to take over from a leader that is stopped for good.
+        let records: Vec<RunFile> =
+            self.servers.iter().filter_map(Slot::component).map(|it| it.record.clone()).collect();
+        let leaders = tokio::select! {
+            biased;
+            () = hurry.cancelled() => BTreeSet::new(),
+            leaders = roles::leaders(&records) => leaders,
+        };
+        for leads in [false, true] {
+            let some = self.servers.iter_mut().filter(|it| leaders.contains(it.name()) == leads);
+            let (layout, steps, hurry) = (&self.layout, &self.steps, &hurry);
+            join_all(some.map(|slot| async move {
+                if let Some(line) = slot.stop(layout, hurry).await {
+                    steps.say(&line);
+                }
+            }))
+            .await;
         }
         if self.agents_may_run {
             let dir = self.layout.instances();
@@ -493,24 +614,50 @@ impl Up {
         {
             self.steps.say(&line);
         }
+        self.links.end(Duration::from_millis(200)).await;
     }
+}
+
+/// What is asked for, and what is there already.
+fn shape(args: &UpArgs, layout: &Layout) -> anyhow::Result<Shape> {
+    let there: Vec<Config> = (1..=MOST_SERVERS).map_while(|number| config_on_disk(layout, number)).collect();
+    let n_there = u16::try_from(there.len()).unwrap_or(MOST_SERVERS);
+    let shards = args.shards.unwrap_or(n_there.max(1));
+    Shape::new(shards, args.servers_per_shard, args.links || there.iter().any(is_linked))
+}
+
+/// A shard's config, if there is one and it is in order.
+fn config_on_disk(layout: &Layout, number: u16) -> Option<Config> {
+    let path = layout.bucket().join("config").join(format!("{}.jsonc", shape::shard(number)));
+    fs::read(path).ok().and_then(|bytes| render::check("config", &bytes, None).ok())
+}
+
+/// Whether servers of this config leave the address of the leader to a link.
+fn is_linked(config: &Config) -> bool {
+    config.server.bind.operator.port != config.server.advertise.operator.port
+}
+
+/// The next thing that happens to any of them. May be dropped and called again.
+async fn next_of(slots: &mut [Slot], layout: &Layout) -> String {
+    let nexts: Vec<_> = slots.iter_mut().map(|slot| Box::pin(slot.next(layout))).collect();
+    select_all(nexts).await.0
 }
 
 /// People remove what they find; what tells us from strangers is put back while we run.
-fn keep_recorded(layout: &Layout, up: &RunFile, slots: &[&mut Slot]) -> anyhow::Result<()> {
+fn keep_recorded(layout: &Layout, up: &RunFile, store: &Slot, servers: &[Slot]) -> anyhow::Result<()> {
     if !layout.is_marked() {
         layout.mark()?;
     }
-    let components = slots.iter().filter_map(|slot| slot.component()).map(|it| &it.record);
+    let components = servers.iter().chain([store]).filter_map(Slot::component).map(|it| &it.record);
     components.chain([up]).try_for_each(|record| record.keep(layout))
 }
 
-async fn ended(slot: &mut Option<Slot>) -> Option<String> {
-    slot.as_mut()?.has_ended().await
+async fn ended(slot: Option<&mut Slot>) -> Option<String> {
+    slot?.has_ended().await
 }
 
-fn failure(component: &str, late: Late, slot: &Option<Slot>) -> Failure {
-    let log = slot.as_ref().and_then(Slot::component).map(|it| (it.record.log.clone(), it.tail(TAIL)));
+fn failure(component: &str, late: Late, slot: Option<&Slot>) -> Failure {
+    let log = slot.and_then(Slot::component).map(|it| (it.record.log.clone(), it.tail(TAIL)));
     let what =
         if late.timed_out { format!("gate `{}` did not open within 30 s: {}", late.gate, late.why) } else { late.why };
     Failure { component: component.to_owned(), what, log }

@@ -54,18 +54,27 @@ impl Show {
         }
     }
 
-    pub(super) fn draw(&mut self, layout: &Layout, picture: Option<&Picture>) {
+    pub(super) fn draw(&mut self, layout: &Layout, picture: &Picture) {
         let Some(screen) = &mut self.screen else { return };
-        let Some(picture) = picture else { return };
+        if picture.shards.is_empty() {
+            return;
+        }
         let status = compose(layout, picture);
         let up = clock_text(self.since, SystemClock.monotonic());
         let mut lines =
             vec![format!("nstance-dev  dir={}  provider={}  up {up}", layout.shown(), status.provider), String::new()];
         lines.extend(table::shards(&status));
         lines.push(String::new());
+        let servers = table::servers(&status);
+        if 2 < servers.len() {
+            lines.extend(servers);
+            lines.push(String::new());
+        }
         // All that a screen has room for besides the rest.
         let (_, height) = Screen::size();
-        let warnings: Vec<String> = status.problems.iter().cloned().chain(table::holds(&status)).collect();
+        let faults = status.faults.iter().map(|it| it.what.clone());
+        let warnings: Vec<String> =
+            status.problems.iter().cloned().chain(table::holds(&status)).chain(faults).collect();
         let most = height.saturating_sub(lines.len() + self.recent.len() + warnings.len() + 7).max(1);
         lines.extend(table::instances(&status, most));
         lines.push(String::new());
@@ -78,7 +87,7 @@ impl Show {
         let example = status.instances.first().map_or("ID", |it| it.id.as_str());
         lines.push(format!("try   {program} kill instance/{example}{flag}"));
         lines.push(format!(
-            "try   {program} kill server/1{flag}    {program} logs -f{flag}    Ctrl-C stops, state stays"
+            "try   {program} kill shard/dev-1{flag}    {program} logs -f{flag}    Ctrl-C stops, state stays"
         ));
         screen.draw(&lines);
     }

@@ -34,7 +34,7 @@ pub(super) struct Slot {
 impl Slot {
     pub(super) fn start(layout: &Layout, spec: Spec) -> anyhow::Result<Self> {
         // What an earlier environment was told not to start again.
-        let _ = std::fs::remove_file(records::hold_path(layout, spec.name));
+        let _ = std::fs::remove_file(records::hold_path(layout, &spec.name));
         let component = Component::start(layout, spec.clone(), 0)?;
         Ok(Self {
             spec,
@@ -45,6 +45,10 @@ impl Slot {
             entropy: Arc::new(SystemEntropy::new()),
             held: false,
         })
+    }
+
+    pub(super) fn name(&self) -> &str {
+        &self.spec.name
     }
 
     pub(super) fn component(&self) -> Option<&Component> {
@@ -59,7 +63,7 @@ impl Slot {
 
     /// Waits for the next thing that happens here, sees to it, and says what it was. May be dropped and called again.
     pub(super) async fn next(&mut self, layout: &Layout) -> String {
-        let name = self.spec.name;
+        let name = self.spec.name.clone();
         if let Some((component, since)) = &mut self.running {
             let how = component.ended().await;
             let pid = component.pid();
@@ -70,7 +74,7 @@ impl Slot {
             self.running = None;
             let wait = self.backoff.next(self.entropy.as_ref());
             self.due = Instant::now() + wait;
-            if records::hold_path(layout, name).exists() {
+            if records::hold_path(layout, &name).exists() {
                 self.held = true;
                 return format!(
                     "{name} (pid {pid}) {how}; it stays down until `nstance-dev heal{}`",
@@ -80,7 +84,7 @@ impl Slot {
             return format!("{name} (pid {pid}) {how}; it is started again in {} ms", wait.as_millis());
         }
         tokio::time::sleep_until(self.due).await;
-        while records::hold_path(layout, name).exists() {
+        while records::hold_path(layout, &name).exists() {
             tokio::time::sleep(HELD).await;
         }
         self.held = false;

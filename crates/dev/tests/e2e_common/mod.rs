@@ -3,7 +3,7 @@
 #![allow(clippy::unwrap_used, reason = "a helper that fails is a failed test")]
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     fs,
     path::{Path, PathBuf},
     process::{Output, Stdio},
@@ -85,8 +85,8 @@ impl Drop for Env {
         for process in self.foreground.iter().copied().chain(self.recorded("up")) {
             let _ = process.kill_hard();
         }
-        for name in ["server-1", "dev-s3"] {
-            if let Some(process) = self.recorded(name) {
+        for name in self.components() {
+            if let Some(process) = self.recorded(&name) {
                 let _ = process.kill_hard();
             }
         }
@@ -106,6 +106,13 @@ impl Env {
 
     pub(crate) fn instances(&self) -> PathBuf {
         self.dir().join("instances")
+    }
+
+    /// Names of all that is recorded.
+    fn components(&self) -> Vec<String> {
+        let entries = fs::read_dir(self.dir().join("run")).into_iter().flatten().flatten();
+        let names = entries.filter_map(|entry| entry.file_name().into_string().ok());
+        names.filter(|it| !it.starts_with('.')).filter_map(|it| it.strip_suffix(".json").map(str::to_owned)).collect()
     }
 
     pub(crate) fn recorded(&self, component: &str) -> Option<Process> {
@@ -201,14 +208,15 @@ impl Env {
         }
     }
 
-    /// Supervisor, store, server and agents that run now.
+    /// Supervisor, store, servers and agents that run now.
     pub(crate) async fn processes(&self) -> Vec<Process> {
-        let components = ["up", "dev-s3", "server-1"].iter().filter_map(|name| self.recorded(name));
+        let components: Vec<Process> = self.components().iter().filter_map(|name| self.recorded(name)).collect();
+        let components = components.into_iter();
         components.chain(self.agents().await).filter(|it| it.lives()).collect()
     }
 
     fn logs(&self) -> String {
-        ["logs/up.log", "logs/server-1.log", "../foreground.log"]
+        ["logs/up.log", "logs/server-1.log", "logs/server-2.log", "../foreground.log"]
             .iter()
             .map(|name| {
                 let text = fs::read_to_string(self.dir().join(name)).unwrap_or_default();
@@ -231,6 +239,18 @@ pub(crate) fn ids(status: &Value) -> BTreeSet<String> {
 pub(crate) fn group(status: &Value) -> [i64; 3] {
     let group = &status["shards"][0]["groups"][0];
     ["size", "actual", "ready"].map(|field| group[field].as_i64().unwrap_or(-1))
+}
+
+/// What the status says of one server.
+pub(crate) fn server<'a>(status: &'a Value, name: &str) -> &'a Value {
+    let components = status["components"].as_array().map(Vec::as_slice).unwrap_or_default();
+    components.iter().find(|it| it["name"] == name).unwrap_or(&Value::Null)
+}
+
+/// The process of every instance's agent, by instance.
+pub(crate) fn pids(status: &Value) -> BTreeMap<String, u64> {
+    let instances = status["instances"].as_array().cloned().unwrap_or_default();
+    instances.iter().filter_map(|it| Some((it["id"].as_str()?.to_owned(), it["pid"].as_u64()?))).collect()
 }
 
 pub(crate) fn signal(process: &Process, signal: rustix::process::Signal) {
