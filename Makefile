@@ -1,10 +1,13 @@
 # Thin aliases; the logic lives in nstance-dev, where it is typed and tested.
 CARGO ?= cargo
 
-.PHONY: dev clean-dev test sim lint build nstance-server nstance-agent nstance-dev
+.PHONY: dev dev-ha clean-dev test sim lint build nstance-server nstance-agent nstance-dev
 
 dev: build
 	./target/debug/nstance-dev up
+
+dev-ha: build
+	./target/debug/nstance-dev up --shards 2 --servers-per-shard 2
 
 clean-dev: build
 	./target/debug/nstance-dev clean

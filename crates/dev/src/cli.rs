@@ -1,9 +1,9 @@
 //! The command line, and which command does what.
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode};
+use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::Context;
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, Parser, Subcommand, ValueEnum};
 use nstance_rt::{
     shutdown::StopSignals,
     telemetry::{self, LogForm},
@@ -12,7 +12,7 @@ use nstance_rt::{
 use crate::{
     bench, detach, kill,
     layout::Layout,
-    logs,
+    logs, partition, pause,
     records::{self, RunFile},
     render::Size,
     s3::{S3Options, S3Server},
@@ -42,9 +42,13 @@ enum Command {
     Status(StatusArgs),
     /// Show the logs of components and agents, merged
     Logs(LogsArgs),
-    /// Let something die: instance/ID (its VM) or server/1
+    /// Let something die: instance/ID (its VM), server/N, shard/NAME (its leader) or s3
     Kill(KillArgs),
-    /// Start again what `kill --no-restart` left down
+    /// Let something stand still
+    Pause(PauseArgs),
+    /// Cut or slow the way between two: server/N and s3, or agents or operators and shard/NAME
+    Partition(PartitionArgs),
+    /// Remove every fault, resume everything, and start again what `kill --no-restart` left down
     Heal(DirArg),
     /// Measure, in an environment of its own
     #[command(subcommand)]
@@ -131,14 +135,70 @@ pub(crate) struct KillArgs {
     /// Directory of the environment
     #[arg(long, default_value = "temp")]
     pub(crate) dir: PathBuf,
-    /// instance/ID or server/1
+    /// instance/ID, server/N, shard/NAME (its leader) or s3
     pub(crate) target: String,
-    /// A server stays down until `nstance-dev heal`
+    /// How a component dies
+    #[arg(long, value_enum, default_value_t = Deadly::Kill, ignore_case = true)]
+    pub(crate) signal: Deadly,
+    /// A component is started again only after this time, as in 10s
+    #[arg(long, value_name = "DURATION", value_parser = duration, conflicts_with = "no_restart")]
+    pub(crate) restart_after: Option<Duration>,
+    /// A component stays down until `nstance-dev heal`
     #[arg(long)]
     pub(crate) no_restart: bool,
     /// Return at once instead of measuring the recovery
     #[arg(long)]
     pub(crate) no_wait: bool,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Deadly {
+    /// At once
+    Kill,
+    /// Asked to end: a leader hands over
+    Term,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PauseArgs {
+    /// Directory of the environment
+    #[arg(long, default_value = "temp")]
+    pub(crate) dir: PathBuf,
+    /// instance/ID, server/N, shard/NAME (its leader) or s3
+    pub(crate) target: String,
+    /// How long, as in 30s; until `nstance-dev heal` otherwise
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
+    pub(crate) lasts: Option<Duration>,
+    /// Do not measure the recovery
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct PartitionArgs {
+    /// Directory of the environment
+    #[arg(long, default_value = "temp")]
+    pub(crate) dir: PathBuf,
+    /// server/N, shard/NAME (its leader), agents or operators
+    pub(crate) from: String,
+    /// s3 or shard/NAME
+    pub(crate) to: String,
+    /// How long, as in 30s; until `nstance-dev heal` otherwise
+    #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
+    pub(crate) lasts: Option<Duration>,
+    /// Only what the first sends to the second is lost
+    #[arg(long, conflicts_with = "latency")]
+    pub(crate) one_way: bool,
+    /// Slow it by this much instead of cutting it, as in 200ms
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    pub(crate) latency: Option<Duration>,
+    /// Do not measure the recovery
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+}
+
+fn duration(text: &str) -> Result<Duration, String> {
+    nstance_config::duration::parse(text).map_err(|error| error.to_string())
 }
 
 #[derive(Debug, Subcommand)]
@@ -250,7 +310,9 @@ async fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
             logs::run(&Layout::open(&dir)?, &components, follow).await.map(|()| ExitCode::SUCCESS)
         }
         Command::Kill(args) => kill::run(&Layout::open(&args.dir)?, &args).await,
-        Command::Heal(DirArg { dir }) => kill::heal(&Layout::open(&dir)?).map(|()| ExitCode::SUCCESS),
+        Command::Pause(args) => pause::run(&Layout::open(&args.dir)?, &args).await,
+        Command::Partition(args) => partition::run(&Layout::open(&args.dir)?, &args).await,
+        Command::Heal(DirArg { dir }) => partition::heal(&Layout::open(&dir)?).await,
         Command::Bench(BenchCommand::Replacement { size, kills, max_p99_ms }) => {
             bench::replacement(size, kills, max_p99_ms).await.map(|()| ExitCode::SUCCESS)
         }

@@ -4,6 +4,7 @@ use std::{fs, process::ExitCode, time::Duration};
 
 use anyhow::{Context, bail};
 use nstance_core::{
+    ids::Shard,
     ports::clock::Clock as _,
     time::{Mono, Timestamp},
 };
@@ -14,11 +15,11 @@ use tonic::Streaming;
 
 use crate::{
     api::{self, Client, millis},
-    cli::KillArgs,
-    http,
+    cli::{Deadly, KillArgs},
     layout::Layout,
-    records::{self, RunFile},
-    status,
+    records,
+    recovery::{self, Watched},
+    target::{self, Target},
 };
 
 /// After this we say that nothing came of it.
@@ -28,38 +29,19 @@ const HOLD_LOOK: Duration = Duration::from_millis(500);
 const HOLD_LASTS: Duration = Duration::from_secs(5);
 
 pub(crate) async fn run(layout: &Layout, args: &KillArgs) -> anyhow::Result<ExitCode> {
-    match args.target.split_once('/') {
-        Some(("instance", id)) => instance(layout, id, args.no_wait).await,
-        Some(("server", "1")) => server(layout, args).await,
-        Some(("server", n)) => bail!("there is no server/{n}; this build runs one, server/1"),
-        _ => bail!("{:?} is no target; targets are instance/ID and server/1", args.target),
+    let target: Target = args.target.parse().map_err(anyhow::Error::msg)?;
+    match &target {
+        Target::Instance(id) => instance(layout, id, args.no_wait).await,
+        _ => component(layout, &target, args).await,
     }
-}
-
-/// Lets held components be started again.
-pub(crate) fn heal(layout: &Layout) -> anyhow::Result<()> {
-    let mut n_healed = 0;
-    for name in ["server-1", records::STORE] {
-        match fs::remove_file(records::hold_path(layout, name)) {
-            Ok(()) => {
-                n_healed += 1;
-                say!("{name} is started again");
-            }
-            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {}
-            Err(error) => return Err(error).with_context(|| format!("let {name} start again")),
-        }
-    }
-    if n_healed == 0 {
-        say!("nothing was held down");
-    }
-    Ok(())
 }
 
 async fn instance(layout: &Layout, id: &str, no_wait: bool) -> anyhow::Result<ExitCode> {
-    let Some(agent) = layout.agent(id) else { bail!(unknown(id, &living(layout))) };
+    let agent = target::agent(layout, id)?;
+    let shard = target::shard_of(layout, id);
     let instance = id.parse().with_context(|| format!("read instance id {id:?}"))?;
     // Listening must begin before there is something to hear.
-    let watched = if no_wait { None } else { Some(listen(layout).await) };
+    let watched = if no_wait { None } else { Some(listen(layout, &shard).await) };
     let (killed, killed_at) = (SystemClock.monotonic(), SystemClock.now());
     if !kill_agent(&layout.instances(), instance).with_context(|| format!("kill the agent of {id}"))? {
         bail!("the agent of {id} (pid {}) died by itself just now", agent.pid);
@@ -93,8 +75,8 @@ enum Recovery {
     Held(String),
 }
 
-async fn listen(layout: &Layout) -> anyhow::Result<(Client, Streaming<Event>)> {
-    let mut client = api::connect(layout, &crate::shape::shard(1)).await?;
+async fn listen(layout: &Layout, shard: &Shard) -> anyhow::Result<(Client, Streaming<Event>)> {
+    let mut client = api::connect(layout, shard).await?;
     let events = client.events().await?;
     Ok((client, events))
 }
@@ -146,132 +128,50 @@ async fn recovery(
     }
 }
 
-async fn server(layout: &Layout, args: &KillArgs) -> anyhow::Result<ExitCode> {
-    let name = "server-1";
-    let flag = layout.dir_flag();
-    let record = RunFile::read(layout, name).filter(|it| it.process.lives());
-    let record = record.with_context(|| format!("{name} is not running; look with `nstance-dev status{flag}`"))?;
+async fn component(layout: &Layout, target: &Target, args: &KillArgs) -> anyhow::Result<ExitCode> {
+    let record = target::component(layout, target).await?;
+    let (name, pid, flag) = (&record.name, record.process.pid, layout.dir_flag());
     let has_supervisor = records::supervisor(layout).is_some();
-    if args.no_restart {
-        let path = records::hold_path(layout, name);
-        fs::write(&path, "held by `nstance-dev kill --no-restart`\n")
-            .with_context(|| format!("write {}", path.display()))?;
+    let watched = Watched::begin(layout, &record).await;
+    let hold = records::hold_path(layout, name);
+    if args.no_restart || args.restart_after.is_some() {
+        fs::write(&hold, "held by `nstance-dev kill`\n").with_context(|| format!("write {}", hold.display()))?;
     }
-    let killed = SystemClock.monotonic();
-    record.process.kill_hard().with_context(|| format!("kill {name}"))?;
-    say!("killed {name} (pid {})", record.process.pid);
-    if args.no_restart {
-        say!("it stays down until `nstance-dev heal{flag}`");
-        return Ok(ExitCode::SUCCESS);
+    let since = SystemClock.monotonic();
+    let signalled = match args.signal {
+        Deadly::Kill => record.process.kill_hard(),
+        Deadly::Term => record.process.ask_to_end(),
+    };
+    if !signalled.with_context(|| format!("signal {name} (pid {pid})"))? {
+        let _ = fs::remove_file(&hold);
+        bail!("{name} (pid {pid}) ended by itself just now");
+    }
+    match args.signal {
+        Deadly::Kill => say!("killed {name} (pid {pid})"),
+        Deadly::Term => say!("asked {name} (pid {pid}) to end"),
     }
     if !has_supervisor {
         say!("no `up` is running that would start it again; start one with `nstance-dev up{flag}`");
         return Ok(ExitCode::SUCCESS);
     }
+    if args.no_restart {
+        say!("it stays down until `nstance-dev heal{flag}`");
+        if args.no_wait || !watched.has_others() {
+            return Ok(ExitCode::SUCCESS);
+        }
+    }
+    let release = async {
+        if let Some(after) = args.restart_after {
+            tokio::time::sleep(after).await;
+            let _ = fs::remove_file(&hold);
+        }
+    };
     if args.no_wait {
+        release.await;
         return Ok(ExitCode::SUCCESS);
     }
-    match tokio::time::timeout(PATIENCE, comeback(layout, &record, killed)).await {
-        Ok(line) => {
-            say!("{line}");
-            Ok(ExitCode::SUCCESS)
-        }
-        Err(_) => {
-            say!("{name} was not back within 60 s; look with `nstance-dev logs {name}{flag}`");
-            Ok(ExitCode::FAILURE)
-        }
-    }
-}
-
-/// Waits until another process serves in the killed one's place, leads, and has all its agents back.
-async fn comeback(layout: &Layout, old: &RunFile, killed: Mono) -> String {
-    let since = || SystemClock.monotonic().since(killed);
-    let (mut started, mut led, mut client) = (None, None, None);
-    loop {
-        let new = RunFile::read(layout, &old.name).filter(|it| it.process != old.process && it.process.lives());
-        if let Some(new) = &new {
-            started.get_or_insert_with(since);
-            let port = new.port("health").unwrap_or_default();
-            if led.is_none() && http::get(port, "/leader").await.is_ok_and(|answer| answer.code == 200) {
-                led = Some(since());
-            }
-        }
-        if let (Some(new), Some(started), Some(led)) = (new, started, led)
-            && status::look_at(layout, &crate::shape::shard(1), &mut client).await.is_ok_and(|view| view.is_healthy())
-        {
-            return format!(
-                "runs again after {} ms (pid {}), leads after {:.1} s, all healthy after {:.1} s",
-                started.as_millis(),
-                new.process.pid,
-                led.as_secs_f64(),
-                since().as_secs_f64()
-            );
-        }
-        tokio::time::sleep(PERIOD).await;
-    }
-}
-
-/// Instances whose agent lives.
-fn living(layout: &Layout) -> Vec<String> {
-    let entries = fs::read_dir(layout.instances()).into_iter().flatten().flatten();
-    let mut ids: Vec<String> = entries
-        .filter_map(|entry| entry.file_name().into_string().ok())
-        .filter(|id| layout.agent(id).is_some())
-        .collect();
-    ids.sort();
-    ids
-}
-
-/// What to say to somebody who named an instance that does not live.
-fn unknown(id: &str, living: &[String]) -> String {
-    if living.is_empty() {
-        return format!("there is no living instance {id:?}, and no other; look with `nstance-dev status`");
-    }
-    let nearest =
-        living.iter().min_by_key(|it| distance(id, it)).filter(|it| distance(id, it) <= 6 || it.starts_with(id));
-    match nearest {
-        Some(nearest) if !id.is_empty() => format!("there is no living instance {id:?}; did you mean {nearest}?"),
-        _ => format!("there is no living instance {id:?}; there is\n  {}", living.join("\n  ")),
-    }
-}
-
-/// Edits between two words.
-fn distance(a: &str, b: &str) -> usize {
-    let b: Vec<char> = b.chars().collect();
-    let mut row: Vec<usize> = (0..=b.len()).collect();
-    for (i, x) in a.chars().enumerate() {
-        let mut corner = row[0];
-        row[0] = i + 1;
-        for (j, y) in b.iter().enumerate() {
-            let above = row[j + 1];
-            row[j + 1] = (corner + usize::from(x != *y)).min(above + 1).min(row[j] + 1);
-            corner = above;
-        }
-    }
-    row[b.len()]
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn a_mistyped_instance_is_answered_with_the_nearest_or_the_list() {
-        let living = vec!["tst06bgm7733st2576nx5jht4ecjw".to_owned(), "tst06bgm7733st2576nx5jht4aaaa".to_owned()];
-        assert!(
-            unknown("tst06bgm7733st2576nx5jht4ecjx", &living).contains("did you mean tst06bgm7733st2576nx5jht4ecjw?")
-        );
-        assert!(unknown("tst06bgm7733", &living).contains("did you mean"));
-        let list = unknown("web-1", &living);
-        assert!(list.contains("ecjw\n") && list.contains("aaaa"), "{list}");
-        assert!(unknown("x", &[]).contains("no other"));
-    }
-
-    #[test]
-    fn distances_count_edits() {
-        assert_eq!(
-            (distance("abc", "abc"), distance("abc", "axc"), distance("", "abc"), distance("ab", "b")),
-            (0, 1, 3, 1)
-        );
-    }
+    let patience = PATIENCE + args.restart_after.unwrap_or_default();
+    let comes_back = !args.no_restart;
+    let recovery = async { tokio::join!(release, watched.recovery(layout, since, comes_back)) };
+    Ok(recovery::within(layout, patience, recovery).await)
 }

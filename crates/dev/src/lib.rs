@@ -58,7 +58,15 @@ mod stop;
 
 mod logs;
 
+mod target;
+
+mod recovery;
+
 mod kill;
+
+mod pause;
+
+mod partition;
 
 mod bench;
 

@@ -1,21 +1,15 @@
 //! Links: relays between agents or operators and whichever server of a shard leads.
 //!
-//! A link listens where a shard's leader is told to be and passes every connection on to the server that accepts it,
-//! which only the leader does. It stands in for the fixed leader address of production, and is where that way is cut or
-//! slowed. A cut link behaves like a network that loses everything: what was sent waits, nobody is told, and when it is
+//! A link listens where a shard's leader is told to be and passes every connection on to the server that leads. It stands
+//! in for the fixed leader address of production: like that, it goes over to a new leader as soon as there is one, even
+//! if the old one still listens because it stands still or cannot reach the store, and what was connected to the old one
+//! is reset. It is also where that way is cut or slowed. A cut link behaves like a network that loses everything: what was sent waits, nobody is told, and when it is
 //! healed what waited goes through. Links live in the process of `up`, and obey the files of [`faults`].
 
-use std::{
-    io,
-    net::Ipv4Addr,
-    sync::{
-        Arc, Mutex, MutexGuard, PoisonError,
-        atomic::{AtomicBool, Ordering},
-    },
-    time::Duration,
-};
+use std::{io, net::Ipv4Addr, sync::Arc, time::Duration};
 
 use anyhow::Context;
+use futures::future::join_all;
 use nstance_rt::tasks::Tasks;
 use tokio::{
     io::{AsyncReadExt as _, AsyncWriteExt as _},
@@ -29,26 +23,37 @@ use tokio::{
 
 use crate::{
     faults::{self, Cut, Effect, Fault, Who},
+    http,
     layout::Layout,
 };
 
 /// How soon a link obeys.
 const LOOK: Duration = Duration::from_millis(50);
+/// How soon it goes over to a new leader.
+const LEADER_LOOK: Duration = Duration::from_millis(100);
+/// A server that needs longer to say that it leads is asked again.
+const LEADER_LIMIT: Duration = Duration::from_millis(500);
 /// A server on this machine accepts or refuses at once.
 const CONNECT_LIMIT: Duration = Duration::from_secs(1);
-/// One that accepts and then says nothing for so long stands still: another may lead by now.
-const SILENT: Duration = Duration::from_secs(3);
 /// After one side has said its last, the other may finish. Who lost its peer must learn of it soon, so not for long.
 const HALF_CLOSED: Duration = Duration::from_millis(500);
 const BUFFER: usize = 64 * 1024;
 
-/// One port of one shard.
+/// All links of one shard.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Crossing {
+    pub(crate) shard: String,
+    /// The health port of each server.
+    pub(crate) health: Vec<u16>,
+    pub(crate) doors: Vec<Door>,
+}
+
+/// One port of a shard's leader.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Door {
-    pub(crate) shard: String,
     pub(crate) who: Who,
     pub(crate) listen: u16,
-    /// The same port of each server.
+    /// The same port of each server, in the order of the health ports.
     pub(crate) servers: Vec<u16>,
 }
 
@@ -99,15 +104,21 @@ enum Way {
     ToClient,
 }
 
+/// Which of the servers leads, once that is known.
+type Leader = watch::Receiver<Option<usize>>;
+
 /// Opens the doors and keeps them until the scope ends.
-pub(crate) async fn start(tasks: &Tasks, layout: &Layout, doors: Vec<Door>) -> anyhow::Result<()> {
+pub(crate) async fn start(tasks: &Tasks, layout: &Layout, crossings: Vec<Crossing>) -> anyhow::Result<()> {
     let mut states = Vec::new();
-    for door in doors {
-        let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, door.listen)).await;
-        let listener = listener.with_context(|| format!("bind port {} of a link", door.listen))?;
-        let (sender, state) = watch::channel(State::OPEN);
-        serve(tasks, listener, door.servers, state);
-        states.push((door.who, door.shard, sender));
+    for Crossing { shard, health, doors } in crossings {
+        let leader = follow_leader(tasks, health);
+        for door in doors {
+            let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, door.listen)).await;
+            let listener = listener.with_context(|| format!("bind port {} of a link", door.listen))?;
+            let (sender, state) = watch::channel(State::OPEN);
+            serve(tasks, listener, Behind { servers: door.servers.into(), leader: leader.clone(), state });
+            states.push((door.who, shard.clone(), sender));
+        }
     }
     let layout = layout.clone();
     tasks.spawn_droppable("link faults", async move {
@@ -123,14 +134,70 @@ pub(crate) async fn start(tasks: &Tasks, layout: &Layout, doors: Vec<Door>) -> a
     Ok(())
 }
 
-fn serve(tasks: &Tasks, listener: TcpListener, servers: Vec<u16>, state: watch::Receiver<State>) {
-    let (inner, servers) = (tasks.clone(), Arc::new(Servers(Mutex::new(servers))));
+/// Asks the servers who of them leads, again and again. Nobody's word leaves the last leader in its place: an address
+/// does not move before somebody takes it.
+fn follow_leader(tasks: &Tasks, health: Vec<u16>) -> Leader {
+    let (sender, leader) = watch::channel(None);
+    tasks.spawn_droppable("link leader", async move {
+        loop {
+            let claims = join_all(health.iter().map(|port| claim(*port))).await;
+            let newest = (0..).zip(claims).filter_map(|(index, epoch)| Some((epoch?, index))).max();
+            if let Some((_, index)) = newest {
+                sender.send_if_modified(|it| it.replace(index) != Some(index));
+            }
+            tokio::time::sleep(LEADER_LOOK).await;
+        }
+    });
+    leader
+}
+
+/// The epoch in which a server serves as the leader.
+async fn claim(health: u16) -> Option<u64> {
+    let answer = http::get_within(health, "/leader", LEADER_LIMIT).await.ok()?;
+    if answer.code != 200 {
+        return None;
+    }
+    let ready = http::get_within(health, "/ready", LEADER_LIMIT).await.ok()?;
+    serde_json::from_str::<serde_json::Value>(&ready.body).ok()?["epoch"].as_u64()
+}
+
+/// What one door leads to.
+#[derive(Clone)]
+struct Behind {
+    servers: Arc<[u16]>,
+    leader: Leader,
+    state: watch::Receiver<State>,
+}
+
+impl Behind {
+    /// Tries the leader, then the others: a leader that died this moment may have its follower already.
+    async fn connect(&self) -> Option<(TcpStream, usize)> {
+        let leader = *self.leader.borrow();
+        let mut order: Vec<usize> = (0..self.servers.len()).collect();
+        order.sort_by_key(|index| Some(*index) != leader);
+        for index in order {
+            let address = (Ipv4Addr::LOCALHOST, self.servers[index]);
+            if let Ok(Ok(stream)) = timeout(CONNECT_LIMIT, TcpStream::connect(address)).await {
+                return Some((stream, index));
+            }
+        }
+        None
+    }
+
+    /// Resolves when another server than this one leads.
+    async fn is_deposed(&mut self, index: usize) {
+        if self.leader.wait_for(|leader| leader.is_some_and(|leader| leader != index)).await.is_err() {
+            std::future::pending().await
+        }
+    }
+}
+
+fn serve(tasks: &Tasks, listener: TcpListener, behind: Behind) {
+    let inner = tasks.clone();
     tasks.spawn_droppable("link", async move {
         loop {
             match listener.accept().await {
-                Ok((client, _)) => {
-                    inner.spawn_droppable("link connection", relay(client, servers.clone(), state.clone()));
-                }
+                Ok((client, _)) => inner.spawn_droppable("link connection", relay(client, behind.clone())),
                 // Out of files, most likely; some connection will end.
                 Err(_) => tokio::time::sleep(LOOK).await,
             }
@@ -138,56 +205,25 @@ fn serve(tasks: &Tasks, listener: TcpListener, servers: Vec<u16>, state: watch::
     });
 }
 
-/// The ports a door leads to, the one that accepted last in front.
-struct Servers(Mutex<Vec<u16>>);
-
-impl Servers {
-    fn ports(&self) -> MutexGuard<'_, Vec<u16>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    async fn connect(&self) -> Option<(TcpStream, u16)> {
-        let ports = self.ports().clone();
-        for port in ports {
-            if let Ok(Ok(stream)) = timeout(CONNECT_LIMIT, TcpStream::connect((Ipv4Addr::LOCALHOST, port))).await {
-                self.ports().sort_by_key(|it| *it != port);
-                return Some((stream, port));
-            }
-        }
-        None
-    }
-
-    /// Lets the others be tried first.
-    fn put_last(&self, port: u16) {
-        self.ports().sort_by_key(|it| *it == port);
-    }
-}
-
-/// Whether something went by, in either direction.
-#[derive(Default)]
-struct Heard {
-    client: AtomicBool,
-    server: AtomicBool,
-}
-
-async fn relay(mut client: TcpStream, servers: Arc<Servers>, mut state: watch::Receiver<State>) {
+async fn relay(mut client: TcpStream, mut behind: Behind) {
     // Not even the first packet gets through a cut link, and its answer must come back.
-    if state.wait_for(|it| it.passes(Way::ToServer) && it.passes(Way::ToClient)).await.is_err() {
+    let both = |it: &State| it.passes(Way::ToServer) && it.passes(Way::ToClient);
+    if behind.state.wait_for(both).await.is_err() {
         return;
     }
-    let Some((mut server, port)) = servers.connect().await else {
+    let Some((mut server, index)) = behind.connect().await else {
         // As if nobody listened: the client tries again without waiting for anything.
         let _ = client.set_zero_linger();
         return;
     };
     // Small frames wait for nobody.
     let _ = (client.set_nodelay(true), server.set_nodelay(true));
-    let heard = Heard::default();
+    let state = behind.state.clone();
     let ended = {
         let (from_client, to_client) = client.split();
         let (from_server, to_server) = server.split();
-        let there = pump(from_client, to_server, state.clone(), Way::ToServer, &heard.client);
-        let back = pump(from_server, to_client, state.clone(), Way::ToClient, &heard.server);
+        let there = pump(from_client, to_server, state.clone(), Way::ToServer);
+        let back = pump(from_server, to_client, state.clone(), Way::ToClient);
         tokio::pin!(there, back);
         tokio::select! {
             biased;
@@ -199,28 +235,16 @@ async fn relay(mut client: TcpStream, servers: Arc<Servers>, mut state: watch::R
                 Ok(()) => timeout(HALF_CLOSED, back).await.unwrap_or(Ok(())),
                 Err(error) => Err(error),
             },
-            () = stands_still(&heard, &state) => {
-                servers.put_last(port);
-                Err(io::ErrorKind::TimedOut.into())
+            () = behind.is_deposed(index) => {
+                // Through a cut link not even a reset gets.
+                let mut state = state;
+                let _ = state.wait_for(both).await;
+                Err(io::ErrorKind::ConnectionReset.into())
             }
         }
     };
     if ended.is_err() {
         let _ = (client.set_zero_linger(), server.set_zero_linger());
-    }
-}
-
-/// Resolves if the server had something to answer and did not.
-async fn stands_still(heard: &Heard, state: &watch::Receiver<State>) {
-    loop {
-        tokio::time::sleep(SILENT).await;
-        if heard.server.load(Ordering::Relaxed) {
-            return std::future::pending().await;
-        }
-        let is_open = *state.borrow() == State::OPEN;
-        if heard.client.load(Ordering::Relaxed) && is_open {
-            return;
-        }
     }
 }
 
@@ -230,7 +254,6 @@ async fn pump(
     mut to: WriteHalf<'_>,
     mut state: watch::Receiver<State>,
     way: Way,
-    heard: &AtomicBool,
 ) -> io::Result<()> {
     let gone = |_| io::Error::from(io::ErrorKind::BrokenPipe);
     let mut buffer = vec![0; BUFFER];
@@ -254,7 +277,6 @@ async fn pump(
             return to.shutdown().await;
         }
         to.write_all(&buffer[..n]).await?;
-        heard.store(true, Ordering::Relaxed);
     }
 }
 
@@ -266,6 +288,7 @@ mod tests {
         tasks: Tasks,
         door: u16,
         state: watch::Sender<State>,
+        leader: watch::Sender<Option<usize>>,
     }
 
     impl Drop for Rig {
@@ -282,9 +305,10 @@ mod tests {
 
     async fn rig(servers: Vec<u16>) -> Rig {
         let (tasks, (listener, door)) = (Tasks::new(), listener().await);
-        let (state, receiver) = watch::channel(State::OPEN);
-        serve(&tasks, listener, servers, receiver);
-        Rig { tasks, door, state }
+        let (state, of_state) = watch::channel(State::OPEN);
+        let (leader, of_leader) = watch::channel(None);
+        serve(&tasks, listener, Behind { servers: servers.into(), leader: of_leader, state: of_state });
+        Rig { tasks, door, state, leader }
     }
 
     impl Rig {
@@ -318,6 +342,20 @@ mod tests {
         drop(second);
         let mut client = TcpStream::connect((Ipv4Addr::LOCALHOST, rig.door)).await.unwrap();
         assert!(client.read(&mut [0; 1]).await.is_err(), "nobody accepts: reset");
+    }
+
+    #[tokio::test]
+    async fn a_link_goes_over_to_a_new_leader_though_the_old_one_still_listens() {
+        let ((first, one), (second, two)) = (listener().await, listener().await);
+        let rig = rig(vec![one, two]).await;
+        rig.leader.send_replace(Some(0));
+        let (mut client, mut server) = rig.connect(&first).await;
+        carries(&mut client, &mut server).await;
+        rig.leader.send_replace(Some(1));
+        assert!(client.read(&mut [0; 1]).await.is_err(), "reset");
+        assert!(server.read(&mut [0; 1]).await.is_err(), "reset");
+        let (mut client, mut server) = rig.connect(&second).await;
+        carries(&mut client, &mut server).await;
     }
 
     #[tokio::test]

@@ -16,7 +16,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use futures::future::{join_all, select_all};
-use nstance_config::Config;
+use nstance_config::{Config, model::Address};
 use nstance_core::{ids::Shard, ports::clock::Clock as _, value::Value};
 use nstance_providers::process::{Process, power};
 use nstance_rt::{clock::SystemClock, shutdown::StopSignals, tasks::Tasks};
@@ -33,7 +33,7 @@ use crate::{
     faults::{self, Who},
     feed, http,
     layout::Layout,
-    link::{self, Door},
+    link::{self, Crossing, Door},
     ports::{self, Ports},
     records::{self, Kind, Phase, RunFile},
     render, roles,
@@ -328,29 +328,31 @@ impl Up {
     /// Opens the leaders' addresses; whoever leads is behind them.
     async fn start_links(&self, configs: &[Arc<Config>]) -> Result<(), Failure> {
         let fail = |error: anyhow::Error| Failure::of("links", &error);
-        let mut doors = Vec::new();
+        let mut crossings = Vec::new();
         for config in configs.iter().filter(|it| is_linked(it)) {
             let (bind, told) = (&config.server.bind, &config.server.advertise);
-            let offsets = self.shape.places().filter(|it| it.shard == config.server.shard).map(|it| it.port_offset);
-            let offsets: Vec<u16> = offsets.collect();
-            for (who, bind, told) in [
+            let places = self.shape.places().filter(|it| it.shard == config.server.shard);
+            let offsets: Vec<u16> = places.map(|it| it.port_offset).collect();
+            let of_each = |port: u16| offsets.iter().map(|offset| port.saturating_add(*offset)).collect();
+            let ways = [
                 (Who::Agents, &bind.registration, &told.registration),
                 (Who::Operators, &bind.operator, &told.operator),
                 (Who::Agents, &bind.agent, &told.agent),
-            ] {
-                doors.push(Door {
-                    shard: config.server.shard.to_string(),
-                    who,
-                    listen: told.port,
-                    servers: offsets.iter().map(|offset| bind.port.saturating_add(*offset)).collect(),
-                });
-            }
+            ];
+            let door = |(who, bind, told): (Who, &Address, &Address)| Door {
+                who,
+                listen: told.port,
+                servers: of_each(bind.port),
+            };
+            crossings.push(Crossing {
+                shard: config.server.shard.to_string(),
+                health: of_each(bind.health.port),
+                doors: ways.map(door).into(),
+            });
         }
-        if doors.is_empty() {
-            return Ok(());
-        }
-        check_free(&doors.iter().map(|it| ("link", it.listen)).collect::<Vec<_>>()).map_err(fail)?;
-        link::start(&self.links, &self.layout, doors).await.map_err(fail)
+        let listen = crossings.iter().flat_map(|it| &it.doors).map(|it| ("link", it.listen));
+        check_free(&listen.collect::<Vec<_>>()).map_err(fail)?;
+        link::start(&self.links, &self.layout, crossings).await.map_err(fail)
     }
 
     /// Before the servers: they must find their VMs as they left them.
