@@ -1,7 +1,11 @@
 //! Benchmarks on a real environment of their own: real processes, real TLS, numbers from the server's own histograms.
 //!
 //! `replacement`: kills agents hard, one after the other, and shows how long after the break of its stream each
-//! replacement's create call began. Build with `--release` before you believe a number.
+//! replacement's create call began. `failover`: see there. Build with `--release` before you believe a number.
+
+mod failover;
+
+pub(crate) use self::failover::failover;
 
 use std::{
     path::{Path, PathBuf},
@@ -34,8 +38,7 @@ impl Found {
 
 /// Kills `kills` agents of a group of `size` and fails if the 99th percentile is above `max_p99_ms`.
 pub(crate) async fn replacement(size: u32, kills: u32, max_p99_ms: Option<f64>) -> anyhow::Result<()> {
-    let dir = std::env::temp_dir().join(format!("nstance-bench-{}", std::process::id()));
-    let bench = Bench { exe: std::env::current_exe().context("find the own program")?, dir };
+    let bench = Bench::new("replacement")?;
     let found = bench.run(size, kills).await;
     // Whatever came of it, nothing stays behind.
     let cleaned = bench.dev(&["clean"]);
@@ -61,6 +64,11 @@ struct Bench {
 }
 
 impl Bench {
+    fn new(name: &str) -> anyhow::Result<Self> {
+        let dir = std::env::temp_dir().join(format!("nstance-bench-{name}-{}", std::process::id()));
+        Ok(Self { exe: std::env::current_exe().context("find the own program")?, dir })
+    }
+
     fn dev(&self, args: &[&str]) -> anyhow::Result<Output> {
         let (command, rest) = args.split_first().context("a command")?;
         Command::new(&self.exe)
@@ -100,6 +108,13 @@ impl Bench {
         let text = http::get(port, "/metrics").await.context("read the metrics")?.body;
         read(&text).context("no histogram nstance_replacement_start_seconds")
     }
+}
+
+/// The last lines of a log that is too long to show.
+fn tail(bytes: &[u8]) -> String {
+    let text = String::from_utf8_lossy(bytes);
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(60)..].join("\n")
 }
 
 /// The group is back at its size and healthy. That no process leaks is shown by the end-to-end tests, not here.

@@ -8,6 +8,7 @@ use nstance_rt::{
     shutdown::StopSignals,
     telemetry::{self, LogForm},
 };
+use rustix::process::Signal;
 
 use crate::{
     bench, detach, kill,
@@ -215,6 +216,50 @@ enum BenchCommand {
         #[arg(long, value_name = "MS")]
         max_p99_ms: Option<f64>,
     },
+    /// How long a shard is without a leader after one hands over, dies or stands still
+    Failover {
+        /// Leaders to let go in each of the ways
+        #[arg(long, default_value_t = 50)]
+        runs: usize,
+        /// One of the ways alone
+        #[arg(long, value_enum)]
+        only: Option<Failover>,
+        /// Size of the group
+        #[arg(long, default_value_t = 4)]
+        size: u32,
+        /// Exit with 1 if a 99th percentile is above what is promised
+        #[arg(long)]
+        check: bool,
+    },
+}
+
+/// How a leader goes.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Failover {
+    /// Asked to end (SIGTERM)
+    Handover,
+    /// Killed (SIGKILL)
+    Kill,
+    /// Stands still (SIGSTOP)
+    Silent,
+}
+
+impl Failover {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Handover => "handover",
+            Self::Kill => "kill",
+            Self::Silent => "silent",
+        }
+    }
+
+    pub(crate) fn signal(self) -> Signal {
+        match self {
+            Self::Handover => Signal::TERM,
+            Self::Kill => Signal::KILL,
+            Self::Silent => Signal::STOP,
+        }
+    }
 }
 
 #[derive(Debug, Args)]
@@ -315,6 +360,9 @@ async fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         Command::Heal(DirArg { dir }) => partition::heal(&Layout::open(&dir)?).await,
         Command::Bench(BenchCommand::Replacement { size, kills, max_p99_ms }) => {
             bench::replacement(size, kills, max_p99_ms).await.map(|()| ExitCode::SUCCESS)
+        }
+        Command::Bench(BenchCommand::Failover { runs, only, size, check }) => {
+            bench::failover(runs, only, size, check).await.map(|()| ExitCode::SUCCESS)
         }
         Command::S3(args) => s3(args).await,
         Command::Sim(args) => sim(&args),

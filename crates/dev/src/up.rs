@@ -189,6 +189,10 @@ impl Up {
             }
         }
         faults::forget_all(&self.layout).map_err(|error| Failure::of("faults", &error))?;
+        if config_on_disk(&self.layout, self.shape.shards + 1).is_some() {
+            let more = shape::shard(self.shape.shards + 1);
+            self.steps.say(&format!("{more} has a config but is not started; give a larger --shards to go on with it"));
+        }
         let ports = self.ports().map_err(|error| Failure::of("ports", &error))?;
         let bucket = self.start_store(ports).await?;
         let configs = self.settle_configs(&bucket, ports).await?;

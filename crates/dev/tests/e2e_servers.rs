@@ -3,6 +3,7 @@
 mod e2e_common;
 
 use e2e_common::{Env, group, ids, pids, server};
+use rustix::process::Signal;
 use serde_json::Value;
 
 fn epoch(status: &Value) -> u64 {
@@ -82,11 +83,12 @@ async fn two_shards_lead_each_their_own() {
 /// Seconds from the fault to the new leader, by the word of the command that made it.
 fn led_after(said: &str) -> f64 {
     let line = said.lines().find(|line| line.contains(" leads ")).unwrap_or_else(|| panic!("nobody leads: {said}"));
-    let (_, after) = line.rsplit_once(" after ").unwrap();
-    match after.strip_suffix(" ms") {
-        Some(millis) => millis.parse::<f64>().unwrap() / 1000.0,
-        None => after.strip_suffix(" s").unwrap().parse().unwrap(),
-    }
+    let after = line.rsplit_once(" after ").and_then(|(_, after)| after.split_once(' '));
+    let seconds = after.and_then(|(number, unit)| {
+        let number: f64 = number.parse().ok()?;
+        Some(if unit == "ms" { number / 1000.0 } else { number })
+    });
+    seconds.unwrap_or_else(|| panic!("no time: {line}"))
 }
 
 #[tokio::test]
@@ -116,6 +118,35 @@ async fn killing_the_leader_keeps_the_agents() {
     let said = env.ok(&["kill", "server/1"]).await;
     assert!(said.contains("server-2 goes on leading dev-1") && said.contains("server-1 runs again after"), "{said}");
     assert_eq!(pids(&env.healthy().await), pids(&before));
+}
+
+#[tokio::test]
+async fn what_a_dead_supervisor_left_is_taken_over_or_stopped() {
+    let env = Env::new();
+    env.up(&["--servers-per-shard", "2", "--size", "test=1"]).await;
+    let before = env.status().await;
+    let kill_supervisor = async || {
+        let up = env.recorded("up").unwrap();
+        e2e_common::signal(&up, Signal::KILL);
+        up.ended().await.unwrap();
+    };
+    kill_supervisor().await;
+    let alone = env.status().await;
+    assert_eq!((&alone["healthy"], &alone["shards"][0]["leader"]), (&false.into(), &"server-1".into()), "{alone:#}");
+    let said = env.up(&["--servers-per-shard", "2"]).await;
+    for name in ["server-1", "server-2"] {
+        assert!(said.contains(&format!("{name} was left over")), "{said}");
+    }
+    assert_eq!(pids(&env.healthy().await), pids(&before), "its agent never noticed");
+
+    kill_supervisor().await;
+    let all = env.processes().await;
+    assert_eq!(all.len(), 4);
+    let said = env.ok(&["down"]).await;
+    let at = |what: &str| said.find(what).unwrap_or_else(|| panic!("{what} is missing in {said}"));
+    assert!(at("stopped server-2") < at("stopped server-1"), "the standby first: {said}");
+    assert!(at("stopped server-1") < at("switched off 1 agents"), "{said}");
+    assert!(all.iter().all(|it| !it.lives()), "{all:?}");
 }
 
 #[tokio::test]
