@@ -30,7 +30,8 @@ pub(crate) struct Picture {
 
 pub(crate) struct Feed {
     pub(crate) picture: watch::Receiver<Picture>,
-    pub(crate) events: mpsc::Receiver<Event>,
+    /// With the shard each is of.
+    pub(crate) events: mpsc::Receiver<(String, Event)>,
 }
 
 /// Starts to look and listen, and goes on through every change of leaders until the scope ends.
@@ -87,7 +88,7 @@ async fn follow(
     mut client: Client,
     shard: &Shard,
     pictures: &watch::Sender<Picture>,
-    sender: &mpsc::Sender<Event>,
+    sender: &mpsc::Sender<(String, Event)>,
     seen: &mut Seen,
 ) -> String {
     let mut stream: Streaming<Event> = match client.events_from_start().await {
@@ -109,7 +110,7 @@ async fn follow(
                     if *seen < place {
                         *seen = place;
                         // A reader that is this far behind has no use for the oldest of them.
-                        let _ = sender.try_send(event);
+                        let _ = sender.try_send((shard.to_string(), event));
                     }
                 }
                 Ok(None) => return "the server ended the stream of events".to_owned(),

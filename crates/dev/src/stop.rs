@@ -30,7 +30,7 @@ pub(crate) async fn down(layout: &Layout) -> anyhow::Result<()> {
         }
         up.forget(layout);
     }
-    n_stopped += servers_off(layout).await?;
+    n_stopped += servers_off(layout).await?.len();
     n_stopped += agents_off(layout).await?;
     n_stopped += usize::from(end_recorded(layout, records::STORE, STORE_GRACE).await?);
     if n_stopped == 0 {
@@ -39,19 +39,22 @@ pub(crate) async fn down(layout: &Layout) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Standbys before leaders: nobody is to take over from a leader that is stopped for good.
-async fn servers_off(layout: &Layout) -> anyhow::Result<usize> {
+/// Ends the servers that are recorded, and names those that ran. Standbys before leaders: nobody is to take over from a
+/// leader that is stopped for good.
+pub(crate) async fn servers_off(layout: &Layout) -> anyhow::Result<Vec<String>> {
     let servers = records::servers(layout);
     let leaders = roles::leaders(&servers).await;
     let (leaders, others): (Vec<&RunFile>, Vec<&RunFile>) = servers.iter().partition(|it| leaders.contains(&it.name));
-    let mut n_stopped = 0;
+    let mut stopped = Vec::new();
     for some in [others, leaders] {
         let ended = join_all(some.iter().map(|it| end_recorded(layout, &it.name, SERVER_GRACE))).await;
-        for ended in ended {
-            n_stopped += usize::from(ended?);
+        for (server, ended) in some.iter().zip(ended) {
+            if ended? {
+                stopped.push(server.name.clone());
+            }
         }
     }
-    Ok(n_stopped)
+    Ok(stopped)
 }
 
 async fn agents_off(layout: &Layout) -> anyhow::Result<usize> {

@@ -80,9 +80,9 @@ pub(crate) fn servers(status: &Status) -> Vec<String> {
 }
 
 pub(crate) fn instances(status: &Status, most: usize) -> Vec<String> {
-    let mut rows = vec![heading("INSTANCE GROUP STATE HEALTH AGE REPORT PID")];
+    let mut rows = vec![heading("INSTANCE SHARD GROUP STATE HEALTH AGE REPORT PID")];
     rows.extend(status.instances.iter().take(most).map(instance));
-    let mut lines = columns(&rows, &[4, 5, 6]);
+    let mut lines = columns(&rows, &[5, 6, 7]);
     if most < status.instances.len() {
         lines.push(format!("... and {} more", status.instances.len() - most));
     }
@@ -92,6 +92,7 @@ pub(crate) fn instances(status: &Status, most: usize) -> Vec<String> {
 fn instance(it: &InstanceStatus) -> Vec<String> {
     vec![
         it.id.clone(),
+        it.shard.clone(),
         it.group.clone(),
         it.state.clone(),
         it.health.clone(),
@@ -146,10 +147,10 @@ pub(crate) fn holds(status: &Status) -> Vec<String> {
 }
 
 /// One event on one line: `12:00:07  dev-1  InstanceRegistered  tst06b...  agent registered`.
-pub(crate) fn event(it: &Event) -> String {
+pub(crate) fn event(shard: &str, it: &Event) -> String {
     let subject = if it.instance_id.is_empty() { &it.group } else { &it.instance_id };
     let time = time_of_day(millis(it.at.as_ref()).unwrap_or(0));
-    let mut line = format!("{time}  {:<23}  {subject:<29}  {}", it.reason, it.message);
+    let mut line = format!("{time}  {shard}  {:<23}  {subject:<29}  {}", it.reason, it.message);
     if 0 < it.dropped {
         line.push_str(&format!("  ({} events missed)", it.dropped));
     }
@@ -182,8 +183,8 @@ mod tests {
             dropped: 2,
             ..Event::default()
         };
-        let line = event(&it);
-        assert!(line.starts_with("12:00:07.005  LeaderAcquired"), "{line}");
+        let line = event("dev-1", &it);
+        assert!(line.starts_with("12:00:07.005  dev-1  LeaderAcquired"), "{line}");
         assert!(line.ends_with("server-1 leads  (2 events missed)"), "{line}");
     }
 }

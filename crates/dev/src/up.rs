@@ -181,12 +181,13 @@ impl Up {
     }
 
     async fn start(&mut self) -> Result<(), Failure> {
-        let servers = records::servers(&self.layout).into_iter().map(|it| it.name);
-        for name in servers.chain([records::STORE.to_owned()]) {
-            let ended = stop::end_recorded(&self.layout, &name, stop::SERVER_GRACE).await;
-            if ended.map_err(|error| Failure::of(&name, &error))? {
-                self.steps.say(&format!("{name} was left over from an `up` that died"));
-            }
+        let mut left = stop::servers_off(&self.layout).await.map_err(|error| Failure::of("servers", &error))?;
+        let store = stop::end_recorded(&self.layout, records::STORE, stop::STORE_GRACE).await;
+        if store.map_err(|error| Failure::of(records::STORE, &error))? {
+            left.push(records::STORE.to_owned());
+        }
+        for name in left {
+            self.steps.say(&format!("{name} was left over from an `up` that died"));
         }
         faults::forget_all(&self.layout).map_err(|error| Failure::of("faults", &error))?;
         if config_on_disk(&self.layout, self.shape.shards + 1).is_some() {
@@ -540,7 +541,7 @@ impl Up {
                 signal = signals.next() => break signal,
                 note = store.next(layout) => show.note(&note),
                 note = next_of(servers, layout) => show.note(&note),
-                Some(event) = feed.events.recv() => show.event(&event),
+                Some((shard, event)) = feed.events.recv() => show.event(&shard, &event),
                 _ = ticks.tick() => {
                     if let Err(error) = keep_recorded(layout, &self.record, store, servers) {
                         show.note(&format!("records not kept: {error:#}"));

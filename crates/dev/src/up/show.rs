@@ -30,8 +30,8 @@ impl Show {
         Self { screen: Screen::on_terminal(), since: SystemClock.monotonic(), recent: VecDeque::new() }
     }
 
-    pub(super) fn event(&mut self, event: &Event) {
-        self.line(table::event(event));
+    pub(super) fn event(&mut self, shard: &str, event: &Event) {
+        self.line(table::event(shard, event));
     }
 
     /// Something the supervisor itself has to say.
