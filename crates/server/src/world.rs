@@ -64,6 +64,8 @@ pub struct State {
     pub corrupt: Vec<CorruptRecord>,
     /// When the agent port opened in this term.
     pub agents_since: Option<Timestamp>,
+    /// When this term began, by its own clock.
+    pub began: Timestamp,
     pub next_stream: u64,
     /// Registered instances whose agent is not connected, and how many are.
     pub lost: BTreeSet<InstanceId>,
@@ -178,6 +180,7 @@ impl World {
             groups: BTreeMap::new(),
             corrupt: Vec::new(),
             agents_since: None,
+            began: clock.started_at(),
             next_stream: 0,
             lost: BTreeSet::new(),
             n_connected: 0,

@@ -145,8 +145,9 @@ fn instance_view(state: &State, entry: &Entry, now: Timestamp) -> InstanceView {
             acked: drain.acked_at.is_some(),
         }),
         delete_requested_at: instance.delete.as_ref().map(|delete| delete.requested_at),
-        delete_gone_at: instance.delete.as_ref().and_then(|delete| delete.gone_at),
-        create_failed_at: instance.create_failure.as_ref().map(|failure| failure.at),
+        // What ended before this term ended by another clock: how long ago is not known, so it counts from the term.
+        delete_gone_at: instance.delete.as_ref().and_then(|delete| delete.gone_at).map(|at| at.max(state.began)),
+        create_failed_at: instance.create_failure.as_ref().map(|failure| failure.at.max(state.began)),
         replace_marked_at: instance.replace.as_ref().map(|mark| mark.at),
         advised_at: entry
             .link
