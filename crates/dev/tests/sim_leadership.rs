@@ -16,12 +16,13 @@ use nstance_core::{
     plan::HoldKind,
     ports::{
         peers::{Election, Knock, PeerAsk},
-        provider::ErrorClass,
+        provider::{ErrorClass, LeaderNetwork, Provider as _},
     },
 };
 use nstance_dev::sim::{Beginning, Plane, Side, simulate};
 use nstance_providers::fake::{Op, Outcome, Rule, When};
 use nstance_store::{election::TakeOver, faulty::FaultPlan};
+use serde_json::json;
 
 const fn secs(n: u64) -> Duration {
     Duration::from_secs(n)
@@ -193,11 +194,15 @@ fn clock_jumps_change_no_leader() {
             let (old, ids, made) = (epoch(&plane), web(&plane), n_creates(&plane));
             let n = leader(&plane);
             for machine in [n, other(n)] {
-                plane.set_clock(machine, ahead);
-                let same = || plane.term().is_some_and(|term| term.epoch() == old && term.guard.is_open());
-                plane.while_for(secs(30), "the same one leads and may act", same).await;
-                plane.set_clock(machine, 0);
-                plane.while_for(secs(30), "the same one leads and may act", same).await;
+                let leads = || plane.term().is_some_and(|term| term.epoch() == old);
+                let acts = || plane.term().is_some_and(|term| term.epoch() == old && term.guard.is_open());
+                for ahead in [ahead, 0] {
+                    plane.set_clock(machine, ahead);
+                    // A clock that was set forward looks like a machine that stood still, until the next renewal.
+                    plane.until("the same one may act", millis(2500), acts).await;
+                    plane.while_for(secs(30), "the same one leads", leads).await;
+                    assert!(acts());
+                }
             }
             settled(&plane).await;
             assert_eq!((web(&plane), n_creates(&plane), n_deletes(&plane)), (ids, made, 0), "nobody is replaced");
@@ -734,6 +739,9 @@ fn no_two_epochs_act_is_noticed() {
     // A lease that is taken away while its holder may still act: what the promise is about.
     simulate(async {
         let plane = of_size(2, 30).await;
+        // A follower that cannot hear the leader looks at the lease, and finds none.
+        plane.part(1, 2, true);
+        tokio::time::sleep(secs(3)).await;
         plane.remove_object(&plane.lease_key()).await;
         for id in web(&plane) {
             plane.vm_dies(id);
@@ -794,4 +802,110 @@ fn the_simulated_link_tells_what_a_socket_would() {
         settled(&plane).await;
         plane.finish().await;
     });
+}
+
+/// T22, and the order of a move: the lease goes first, work follows it, the address comes when it can.
+#[test]
+fn lease_is_released_before_the_address() {
+    simulate(async {
+        let mut beginning = beginning(2, 3);
+        beginning.cloud.latencies.insert(Op::NetRelease, secs(8));
+        beginning.cloud.address_move_time = secs(3);
+        beginning.config = |config| config["server"]["leader_network"] = json!({ "ip": "10.0.0.9" });
+        let plane = whole(beginning).await;
+        let network = LeaderNetwork { ip: [10, 0, 0, 9].into(), interface_id: None };
+        let (old, n) = (epoch(&plane), leader(&plane));
+        let held = async || plane.cloud().net_holder(&network).await.expect("the cloud answers");
+        assert_eq!(held().await, Some(format!("machine-{n}")));
+        plane.vm_dies(web(&plane)[0]);
+        let (made, start) = (n_creates(&plane), plane.now());
+        let acted = async {
+            next_leads(&plane, old, secs(2)).await;
+            plane.until("its first effect", secs(2), || made < n_creates(&plane)).await;
+            plane.now().since(start)
+        };
+        let ((), acted) = tokio::join!(plane.stop_nth(n), acted);
+        assert!(acted <= millis(600), "{acted:?}");
+        assert_eq!(plane.lease().await.previous.map(|it| it.reason), Some(TakeOver::Released));
+        let moved = format!("machine-{}", other(n));
+        let limit = plane.now().plus(secs(10));
+        while held().await.as_ref() != Some(&moved) {
+            assert!(plane.now() < limit, "the address does not come");
+            tokio::time::sleep(millis(50)).await;
+        }
+        plane.start_nth(n);
+        settled(&plane).await;
+        assert_eq!(held().await, Some(moved), "who gave it up late did not take it along");
+        plane.finish().await;
+    });
+}
+
+/// A process that is killed on a machine that lives is succeeded as soon as five knocks were refused.
+#[test]
+fn proof_of_death_within_one_second() {
+    simulate(async {
+        let plane = of_size(2, 4).await;
+        let (old, n, ids) = (epoch(&plane), leader(&plane), web(&plane));
+        plane.vm_dies(ids[0]);
+        let made = n_creates(&plane);
+        plane.kill_nth(n, false);
+        let start = plane.now();
+        let gap = next_leads(&plane, old, secs(2)).await;
+        assert!(gap <= secs(1), "{gap:?}");
+        assert_eq!(plane.lease().await.previous.map(|it| it.reason), Some(TakeOver::ProofOfDeath));
+        plane.until("its first effect", secs(1), || made < n_creates(&plane)).await;
+        assert!(plane.now().since(start) <= secs(2));
+        plane.start_nth(n);
+        settled(&plane).await;
+        assert_eq!(n_creates(&plane), made + 1, "nobody else was replaced");
+        plane.finish().await;
+    });
+}
+
+/// Neither a machine that went dark nor a process that stands still proves anything: the lease is waited out.
+#[test]
+fn no_proof_from_timeout_sigstop_or_tls_error() {
+    for dark in [true, false] {
+        simulate(async {
+            let plane = of_size(2, 2).await;
+            let (old, n) = (epoch(&plane), leader(&plane));
+            if dark {
+                plane.power_off(n);
+            } else {
+                plane.freeze_nth(n, true);
+            }
+            let gap = next_leads(&plane, old, secs(8)).await;
+            assert!(secs(4) <= gap && gap <= secs(7), "dark {dark}: {gap:?}");
+            assert_eq!(plane.lease().await.previous.map(|it| it.reason), Some(TakeOver::Expired));
+            if dark {
+                plane.start_nth(n);
+            } else {
+                plane.freeze_nth(n, false);
+            }
+            settled(&plane).await;
+            plane.finish().await;
+        });
+    }
+}
+
+/// A day in which nothing happens: the store is paid by the request.
+#[test]
+fn idle_store_requests_stay_in_budget() {
+    for (servers, budget) in [(1, 300), (2, 1950)] {
+        simulate(async {
+            let plane = of_size(servers, 3).await;
+            // A leader knows after five minutes that it is alone.
+            tokio::time::sleep(secs(600)).await;
+            let spent = || (1..=servers).map(|n| plane.store_calls(n).total()).sum::<u64>();
+            // Elsewhere than in the long run an hour must do.
+            let hours = if std::env::var_os("NSTANCE_SIM_FULL").is_some() { 24 } else { 1 };
+            let before = spent();
+            tokio::time::sleep(secs(hours * 3600)).await;
+            let per_hour = (spent() - before).div_ceil(hours);
+            let calls: Vec<_> = (1..=servers).map(|n| plane.store_calls(n)).collect();
+            assert!(per_hour <= budget, "{per_hour} an hour with {servers} servers, not {budget}: {calls:?}");
+            println!("{servers} servers: {per_hour} requests an hour: {calls:?}");
+            plane.finish().await;
+        });
+    }
 }

@@ -349,7 +349,9 @@ impl Judge {
             self.violate("I5", format!("{id} was in use and is deleted without a drain"));
             return;
         };
-        let over = drain.deadline <= scene.now;
+        // By the clock of whoever decided it, or of whoever acts: the one need not be the other, nor their clocks alike.
+        let decided = record.delete.as_ref().map(|delete| delete.requested_at);
+        let over = drain.deadline <= scene.now || decided.is_some_and(|at| drain.deadline <= at);
         if drain.acked_at.is_none() && !over {
             self.violate("I5", format!("{id} is deleted before its drain was acknowledged or over"));
         }
