@@ -21,6 +21,7 @@ mod agent;
 mod balancers;
 mod dir;
 mod end;
+mod network;
 mod node;
 mod options;
 pub mod power;
@@ -46,8 +47,8 @@ use nstance_core::{
     ports::{
         clock::Clock,
         provider::{
-            Capabilities, CreateMode, DeleteHow, Described, ErrorClass, LbMember, Listing, Provider, ProviderError,
-            SubnetFree, Vm, VmRef, VmSpec,
+            Capabilities, CreateMode, DeleteHow, Described, ErrorClass, LbMember, LeaderNetwork, Listing, Provider,
+            ProviderError, SubnetFree, Vm, VmRef, VmSpec,
         },
     },
     term::Permit,
@@ -70,6 +71,8 @@ const GRACE: Duration = Duration::from_secs(3);
 
 pub struct ProcessProvider {
     inner: Arc<Inner>,
+    /// The name of the server this is, as a holder of addresses.
+    machine: Option<String>,
 }
 
 struct Inner {
@@ -98,7 +101,20 @@ impl ProcessProvider {
         }
         let owner_text = agent::owner_text(&options.owner);
         let (placing, ending) = (Mutex::default(), Mutex::default());
-        Self { inner: Arc::new(Inner { options, owner_text, clock, tasks, placing, grace: GRACE, ending }) }
+        let inner = Inner { options, owner_text, clock, tasks, placing, grace: GRACE, ending };
+        Self { inner: Arc::new(inner), machine: None }
+    }
+
+    /// The same cloud, as seen from this machine: it can hold addresses then.
+    #[must_use]
+    pub fn on_machine(mut self, name: impl Into<String>) -> Self {
+        self.machine = Some(name.into());
+        self
+    }
+
+    fn machine(&self, op: &'static str) -> Result<&str, ProviderError> {
+        let unknown = || ProviderError::new(op, ErrorClass::Invalid, "this provider does not know its own machine");
+        self.machine.as_deref().ok_or_else(unknown)
     }
 }
 
@@ -530,7 +546,7 @@ impl Provider for ProcessProvider {
     fn capabilities(&self) -> Capabilities {
         Capabilities {
             create: CreateMode::Idempotent,
-            leader_network: false,
+            leader_network: self.machine.is_some(),
             load_balancers: true,
             images: false,
             visibility_delay: Duration::ZERO,
@@ -618,6 +634,33 @@ impl Provider for ProcessProvider {
 
     async fn lb_members(&self, lb: &LbKey) -> Result<BTreeMap<InstanceId, LbMember>, ProviderError> {
         balancers::members(&self.inner.options.work_dir, lb).map_err(|error| io_error("lb_members", &error))
+    }
+
+    async fn self_id(&self) -> Option<String> {
+        self.machine.clone()
+    }
+
+    async fn net_holder(&self, network: &LeaderNetwork) -> Result<Option<String>, ProviderError> {
+        network::holder(&self.inner.options.work_dir, network.ip).map_err(|error| io_error("net_holder", &error))
+    }
+
+    async fn net_assign(
+        &self,
+        permit: Permit,
+        network: &LeaderNetwork,
+        _previous: Option<&str>,
+    ) -> Result<(), ProviderError> {
+        let machine = self.machine("net_assign")?;
+        network::take(&self.inner.options.work_dir, network.ip, machine, permit.epoch().0)
+            .await
+            .map_err(|error| io_error("net_assign", &error))
+    }
+
+    async fn net_release(&self, network: &LeaderNetwork) -> Result<(), ProviderError> {
+        let machine = self.machine("net_release")?;
+        network::release(&self.inner.options.work_dir, network.ip, machine)
+            .await
+            .map_err(|error| io_error("net_release", &error))
     }
 
     fn k8s_provider_id(&self, vm: &VmRef) -> String {

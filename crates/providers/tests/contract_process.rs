@@ -71,7 +71,12 @@ impl Subject for ProcessSubject {
     /// A new one each time, as if every call came from a server that has just started.
     fn provider_of(&self, owner: Owner) -> Arc<dyn Provider> {
         let options = ProcessOptions::new(owner, self.agent(), self.work_dir());
-        Arc::new(ProcessProvider::new(options, self.clock(), self.tasks.clone()))
+        Arc::new(ProcessProvider::new(options, self.clock(), self.tasks.clone()).on_machine("server-1"))
+    }
+
+    fn other_machine(&self) -> Option<Arc<dyn Provider>> {
+        let options = ProcessOptions::new(self.owner(), self.agent(), self.work_dir());
+        Some(Arc::new(ProcessProvider::new(options, self.clock(), self.tasks.clone()).on_machine("server-2")))
     }
 
     async fn kill(&self, instance: InstanceId) {

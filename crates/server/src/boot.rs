@@ -354,8 +354,10 @@ impl Boot {
         self.served.send_modify(|served| served.desk = Some(desk.clone()));
         let provider = match &parts.provider {
             Some(provider) => provider.clone(),
-            None => wiring::provider(&applied.config, parts.clock.clone(), parts.entropy.clone(), &self.tasks)
-                .map_err(End::Fatal)?,
+            None => {
+                let (clock, entropy) = (parts.clock.clone(), parts.entropy.clone());
+                wiring::provider(&applied.config, clock, entropy, &self.tasks, parts.id.as_str()).map_err(End::Fatal)?
+            }
         };
         for problem in provider.check().await {
             tracing::warn!(error = %Chain(&problem), "provider check");

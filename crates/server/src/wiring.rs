@@ -79,6 +79,7 @@ pub fn provider(
     clock: Arc<dyn Clock>,
     entropy: Arc<dyn Entropy>,
     tasks: &Tasks,
+    machine: &str,
 ) -> anyhow::Result<Arc<dyn Provider>> {
     let server = &config.server;
     let owner = Owner { cluster: server.cluster_id.clone(), shard: server.shard.clone() };
@@ -89,12 +90,12 @@ pub fn provider(
             let base = std::env::current_dir().context("find the working directory")?;
             let options = ProcessOptions::from_options(&server.provider.options, owner, &agent, &base)
                 .context("server.provider.options")?;
-            Ok(Arc::new(ProcessProvider::new(options, clock, tasks.clone())))
+            Ok(Arc::new(ProcessProvider::new(options, clock, tasks.clone()).on_machine(machine)))
         }
         ProviderKind::Fake => {
             let options = nstance_providers::fake::FakeOptions::from_options(&server.provider.options)
                 .context("server.provider.options")?;
-            Ok(Arc::new(FakeProvider::new(owner, clock, entropy, options)))
+            Ok(Arc::new(FakeProvider::new(owner, clock, entropy, options).with_self(machine)))
         }
         other => bail!("provider {other} is not part of this build"),
     }

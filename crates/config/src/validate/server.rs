@@ -460,10 +460,19 @@ fn read_leader_network(at: &At<'_>, kind: Option<ProviderKind>) -> Option<Leader
     let interface_id = fields.text("interface_id");
     match kind {
         Some(ProviderKind::Aws) if !fields.has("interface_id") => fields.missing("interface_id"),
-        Some(ProviderKind::Gcp | ProviderKind::Fake) if fields.has("interface_id") => {
+        Some(ProviderKind::Gcp | ProviderKind::Fake | ProviderKind::Process) if fields.has("interface_id") => {
             conflict(&fields, "interface_id", "`interface_id` is for aws only", "remove it");
         }
-        Some(kind @ (ProviderKind::Proxmox | ProviderKind::Process | ProviderKind::Tmux)) => {
+        // In the development environment the address is one of the loopback network, local to all.
+        Some(ProviderKind::Process) if ip.is_some_and(|ip| !ip.is_loopback()) => {
+            let help = "write an address of the loopback network, such as 127.0.1.1";
+            at.report(
+                Code::Conflict,
+                "provider process moves loopback addresses only".to_owned(),
+                Some(help.to_owned()),
+            );
+        }
+        Some(kind @ (ProviderKind::Proxmox | ProviderKind::Tmux)) => {
             let message = format!("provider {kind} cannot move an address");
             let help = "remove `leader_network`, and advertise the host of an external virtual IP";
             at.report(Code::Conflict, message, Some(help.to_owned()));

@@ -393,3 +393,6 @@ impl Renewing {
         self.news.send_modify(|news| news.lost = Some(why.to_owned()));
     }
 }
+
+#[cfg(test)]
+mod tests;
