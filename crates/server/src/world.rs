@@ -404,7 +404,12 @@ impl State {
         match self.entries.get_mut(&id) {
             Some(entry) => {
                 let registers = entry.instance().registration.is_none() && facts.instance().registration.is_some();
+                let confirms = entry.instance().provider.confirmed_at.is_none()
+                    && facts.instance().provider.confirmed_at.is_some();
                 entry.facts = facts;
+                if registers || confirms {
+                    entry.fresh_from = now;
+                }
                 // Somebody spoke from the machine just now: whoever saw it gone looked before that.
                 if registers && is_dead(entry.seen) {
                     entry.observe(Seen::Unknown, None, now);

@@ -154,13 +154,7 @@ fn apply(term: &Arc<Term>, instance: InstanceId, answer: Described, asked_at: Ti
         return;
     }
     let never_seen = entry.vm.is_none();
-    // The latest moment at which the VM may have been made.
-    let shown_at = entry.vm.as_ref().and_then(|vm| vm.created_at);
-    let it = entry.instance();
-    let registered_at = it.registration.as_ref().map(|registration| registration.at);
-    let made_at = [Some(it.created_at), it.provider.confirmed_at, registered_at, shown_at];
-    // By the time of the question: an answer may lie unread for long, on a machine that stood still.
-    let is_fresh = made_at.into_iter().flatten().max().is_some_and(|at| asked_at.since(at) < visibility);
+    let is_fresh = is_fresh(entry, asked_at, visibility);
     let (before, phase, group) = (entry.seen, entry.phase(), entry.instance().group.clone());
     let unmade = matches!(answer, Described::NotFound) && never_seen && phase == Phase::Pending && !is_fresh;
     let (seen, vm) = match answer {
@@ -203,6 +197,18 @@ fn apply(term: &Arc<Term>, instance: InstanceId, answer: Described, asked_at: Ti
         let message = format!("provider shows the VM {}", seen.as_str());
         term.tell(Tell::instance(Reason::InstanceDead, &group, instance, message));
     }
+}
+
+/// Whether the provider may not show the VM yet. By the time of the question: an answer may lie unread for long, on a
+/// machine that stood still. And by our own clock, unless the record is old beyond doubt: its times may be another's.
+fn is_fresh(entry: &Entry, asked_at: Timestamp, visibility: Duration) -> bool {
+    const SKEW: Duration = Duration::from_secs(600);
+    let it = entry.instance();
+    let registered_at = it.registration.as_ref().map(|registration| registration.at);
+    let shown_at = entry.vm.as_ref().and_then(|vm| vm.created_at);
+    let made_at = [Some(it.created_at), it.provider.confirmed_at, registered_at, shown_at].into_iter().flatten().max();
+    let is_old = made_at.is_some_and(|at| visibility + SKEW <= asked_at.since(at));
+    !is_old && asked_at.since(entry.fresh_from) < visibility
 }
 
 /// A look found nothing of what was to be made, where asking twice makes two. Nothing at a second look ten seconds

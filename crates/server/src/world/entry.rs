@@ -74,6 +74,8 @@ pub struct Entry {
     pub seen_since: Option<Timestamp>,
     pub seen_at: Option<Timestamp>,
     pub vm: Option<Vm>,
+    /// When we last learned, by our own clock, that it was made: from its record, its registration, its first sight.
+    pub fresh_from: Timestamp,
     pub link: Link,
     pub describe: Describe,
     /// Load balancers it is in, or was.
@@ -106,6 +108,7 @@ impl Entry {
             seen_since: None,
             seen_at: None,
             vm: None,
+            fresh_from: now,
             link: Link {
                 stream: None,
                 superseded: None,
@@ -156,6 +159,9 @@ impl Entry {
         self.seen = seen;
         self.seen_at = Some(now);
         if let Some(vm) = vm {
+            if self.vm.is_none() {
+                self.fresh_from = now;
+            }
             self.vm = Some(vm.clone());
         }
     }
