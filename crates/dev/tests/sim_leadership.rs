@@ -21,6 +21,7 @@ use nstance_core::{
 };
 use nstance_dev::sim::{Beginning, Plane, Side, simulate};
 use nstance_providers::fake::{Op, Outcome, Rule, When};
+use nstance_server::events::Reason;
 use nstance_store::{election::TakeOver, faulty::FaultPlan};
 use serde_json::json;
 
@@ -908,4 +909,27 @@ fn idle_store_requests_stay_in_budget() {
             plane.finish().await;
         });
     }
+}
+
+/// The first thing heard of a leader that slept through its lease is that it leads no more.
+#[test]
+fn a_leader_that_slept_says_first_that_it_stepped_down() {
+    simulate(async {
+        let plane = of_size(2, 4).await;
+        let (old, n) = (epoch(&plane), leader(&plane));
+        let term = plane.term_of(n).expect("it leads");
+        let tenant = "default".parse().expect("a tenant");
+        let heard = || term.shared.events.last(&tenant, 1000).into_iter().map(|it| it.reason).collect::<Vec<_>>();
+        plane.freeze_nth(n, true);
+        plane.vm_dies(web(&plane)[0]);
+        let before = heard().len();
+        next_leads(&plane, old, TAKEOVER).await;
+        tokio::time::sleep(secs(30)).await;
+        plane.freeze_nth(n, false);
+        plane.until("it says something", secs(5), || before < heard().len()).await;
+        assert_eq!(heard()[before], Reason::LeaderLost, "{:?}", &heard()[before..]);
+        assert!(!term.guard.is_open());
+        settled(&plane).await;
+        plane.finish().await;
+    });
 }

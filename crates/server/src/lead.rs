@@ -283,7 +283,7 @@ async fn lead(
     };
     tracing::warn!(%epoch, message, "term ends");
     match term {
-        Some(term) => term.tell(Tell::shard(reason, message)),
+        Some(term) => term.tell_now(Tell::shard(reason, message)),
         None => {
             shared.events.tell(shared.clock.now(), epoch, Tell::shard(reason, message));
         }
@@ -395,6 +395,7 @@ async fn resync(holding: &Holding, term: &Arc<Term>) {
     let mut n_resumed = 0;
     loop {
         n_resumed = holding.resumed(n_resumed).await;
+        term.tell_kept();
         term.want_listing();
         term.wake_all();
     }

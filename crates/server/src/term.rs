@@ -5,7 +5,7 @@
 //! permit of the term's guard.
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, VecDeque},
     sync::{Arc, Mutex, OnceLock, PoisonError},
 };
 
@@ -108,6 +108,9 @@ pub struct Advertised {
     pub agent: String,
 }
 
+/// Events kept while the lease is in doubt; of more, the oldest go.
+const MAX_KEPT: usize = 1024;
+
 pub struct Term {
     pub shared: Arc<Shared>,
     pub guard: Guard,
@@ -126,6 +129,8 @@ pub struct Term {
     pub watches: Watches,
     wakes: Mutex<BTreeMap<GroupRef, Arc<Notify>>>,
     listing: Arc<Notify>,
+    /// What was to be told while the guard was shut.
+    kept: Mutex<VecDeque<Tell>>,
     ended: watch::Sender<Option<String>>,
 }
 
@@ -167,6 +172,7 @@ impl Term {
             watches,
             wakes: Mutex::default(),
             listing: Arc::default(),
+            kept: Mutex::default(),
             ended: watch::Sender::new(None),
         })
     }
@@ -184,7 +190,31 @@ impl Term {
         self.shared.config.get()
     }
 
+    /// Tells what happened. While it is in doubt whether we lead, that is kept: a server that slept through its lease
+    /// has nothing to say but that it stepped down.
     pub fn tell(&self, tell: Tell) {
+        if self.guard.is_open() {
+            self.tell_kept();
+            self.tell_now(tell);
+            return;
+        }
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if MAX_KEPT <= kept.len() {
+            kept.pop_front();
+        }
+        kept.push_back(tell);
+    }
+
+    /// Tells what was kept while the lease was in doubt: it is ours.
+    pub fn tell_kept(&self) {
+        let kept = std::mem::take(&mut *self.kept.lock().unwrap_or_else(PoisonError::into_inner));
+        for tell in kept {
+            self.tell_now(tell);
+        }
+    }
+
+    /// Tells of leadership itself, which is told in any case.
+    pub fn tell_now(&self, tell: Tell) {
         let event = self.shared.events.tell(self.now(), self.epoch(), tell);
         self.watches.tell(&event);
     }

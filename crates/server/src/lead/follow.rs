@@ -29,6 +29,9 @@ use crate::{
 const POLL: Duration = Duration::from_secs(5);
 /// Between two tries of a link that does not stand.
 const RELINK: Duration = Duration::from_millis(500);
+/// How often knocking is begun anew.
+const ROUNDS: usize = 4;
+const BETWEEN_ROUNDS: Duration = Duration::from_millis(20);
 
 type Doing<'a, T> = Pin<Box<dyn Future<Output = T> + Send + 'a>>;
 
@@ -158,9 +161,23 @@ fn ask(peers: Arc<dyn Peers>, holder: &Holder) -> Doing<'static, Result<PeerView
     async move { peers.ask(&addr, &ask).await }.boxed()
 }
 
-/// Knocks where the holder must listen, and at the end at its health port too. One that is not refused ends it: there is
-/// no proof to be had.
+/// Knocks where the holder must listen, and at the end at its health port too. One that is not refused begins it anew, a
+/// few times: a process that is being ended may lose its connections a moment before its doors.
 async fn knock(peers: Arc<dyn Peers>, holder: Holder) -> Vec<Knock> {
+    let mut knocks = Vec::new();
+    for round in 0..ROUNDS {
+        if 0 < round {
+            tokio::time::sleep(BETWEEN_ROUNDS).await;
+        }
+        knocks = knock_once(&peers, &holder).await;
+        if knocks.iter().all(|it| *it == Knock::Refused) {
+            break;
+        }
+    }
+    knocks
+}
+
+async fn knock_once(peers: &Arc<dyn Peers>, holder: &Holder) -> Vec<Knock> {
     let start = Instant::now();
     let mut knocks = Vec::new();
     for at in KNOCKS {
@@ -209,5 +226,57 @@ async fn until(at: Option<Instant>) {
     match at {
         Some(at) => tokio::time::sleep_until(at).await,
         None => std::future::pending().await,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{collections::VecDeque, sync::Mutex};
+
+    use async_trait::async_trait;
+
+    use super::*;
+
+    /// Answers knocks one by one, then refuses.
+    struct Door(Mutex<VecDeque<Knock>>);
+
+    #[async_trait]
+    impl Peers for Door {
+        async fn ask(&self, addr: &str, _: &PeerAsk) -> Result<PeerView, PeerError> {
+            Err(PeerError { addr: addr.to_owned(), message: "nobody is home".to_owned() })
+        }
+
+        async fn knock(&self, _: &str) -> Knock {
+            self.0.lock().unwrap().pop_front().unwrap_or(Knock::Refused)
+        }
+    }
+
+    async fn knocked_at(answers: &[Knock]) -> (Vec<Knock>, Duration) {
+        let holder = Holder {
+            server_id: "s1".to_owned(),
+            process: "p1".to_owned(),
+            addr: "10.0.0.1:8991".to_owned(),
+            health_addr: "10.0.0.1:8990".to_owned(),
+            known: None,
+            provable: true,
+        };
+        let start = Instant::now();
+        let knocks = super::knock(Arc::new(Door(Mutex::new(answers.iter().copied().collect()))), holder).await;
+        (knocks, start.elapsed())
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_door_that_closes_a_moment_late_is_knocked_at_again() {
+        let (knocks, took) = knocked_at(&[Knock::Unknown, Knock::Refused, Knock::Unknown]).await;
+        assert_eq!(knocks, [Knock::Refused; KNOCKS.len() + 1]);
+        // Every proof is five refusals in a row over its full time.
+        assert_eq!(took, Duration::from_millis(20 + 100 + 20 + 600));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_door_that_stays_open_proves_nothing() {
+        let (knocks, took) = knocked_at(&[Knock::Unknown; 100]).await;
+        assert_eq!(knocks, [Knock::Unknown]);
+        assert!(took < Duration::from_millis(100));
     }
 }

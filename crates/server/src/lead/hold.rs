@@ -301,8 +301,14 @@ impl Renewing {
     async fn renew(&mut self) -> bool {
         let timing = self.timing();
         if !self.around.pulse.is_alive(timing.ttl / 2) {
-            tracing::error!("main runtime stands still, the lease is left to run out");
-            self.stall("main runtime stands still");
+            // Perhaps the whole machine stood still, and this is the first that runs again: then it is long lost.
+            if let Ok(seen) = self.keeper.look(None).await
+                && seen.lease.as_ref().is_none_or(|it| it.value.process != self.keeper.identity().process)
+            {
+                self.lose("the lease went to somebody else");
+                return false;
+            }
+            self.stall("main runtime stands still, so the lease is not renewed");
             self.due = Instant::now() + BEAT;
             return true;
         }
