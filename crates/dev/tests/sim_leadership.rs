@@ -743,6 +743,8 @@ fn no_two_epochs_act_is_noticed() {
         // A follower that cannot hear the leader looks at the lease, and finds none.
         plane.part(1, 2, true);
         tokio::time::sleep(secs(3)).await;
+        // The leader must not find out before.
+        plane.cut_store_of(leader(&plane), true);
         plane.remove_object(&plane.lease_key()).await;
         for id in web(&plane) {
             plane.vm_dies(id);
