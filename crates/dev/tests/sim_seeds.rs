@@ -51,7 +51,8 @@ fn a_broken_planner_is_found_by_the_plans_it_makes() {
 /// The second opinion on plans could be wrong in the same way as the planner: what comes of the plans tells, too.
 #[test]
 fn a_broken_planner_is_found_by_what_it_does() {
-    for mutation in if is_full() { Mutation::ALL.to_vec() } else { vec![Mutation::UnknownIsGone] } {
+    // The sample is one that shows soon: an unoptimised build has no time for a hundred stories.
+    for mutation in if is_full() { Mutation::ALL.to_vec() } else { vec![Mutation::PendingIsNobody] } {
         let (seed, what) = found(mutation, false);
         println!("{mutation:?}: seed {seed}, {what}");
         assert!(!what.starts_with("plan:"), "{what}");
