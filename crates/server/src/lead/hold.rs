@@ -334,9 +334,10 @@ impl Renewing {
                 self.around.metrics.lease_renewals.inc();
                 self.around.vitals.clear("lease");
                 let interval = self.held.timing().renew_interval;
-                // One that took longer than it gives is no renewal: at once again.
+                // One that took longer than it gives is no renewal: at once again. But a term that is over has no hurry.
                 let open = self.held.guard().is_open();
-                self.due = Instant::now() + if open { interval } else { Duration::ZERO };
+                let hurries = !open && !self.held.guard().is_closed();
+                self.due = Instant::now() + if hurries { Duration::ZERO } else { interval };
                 let resumes = open && std::mem::take(&mut self.lapsed);
                 if open && self.around.vitals.turn(Role::Stalled, Role::Leading, self.held.epoch()) {
                     tracing::info!(epoch = %self.held.epoch(), "lease renewed, acting again");
