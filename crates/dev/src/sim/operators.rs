@@ -305,9 +305,14 @@ impl Operator {
             self.reconcile(client, &key, &wish, status).await?;
         }
         self.ask(client).await?;
-        let refresh = self.wishes().refresh;
+        // Taken before the call: another config may be uploaded while it lasts.
+        let refresh = std::mem::take(&mut self.wishes().refresh);
         if refresh {
-            self.take_config(client).await?;
+            let taken = self.take_config(client).await;
+            if !matches!(taken, Ok(true)) {
+                self.wishes().refresh = true;
+            }
+            taken?;
         }
         let (remove, replace) = {
             let wishes = self.wishes();
@@ -371,7 +376,8 @@ impl Operator {
         Ok(())
     }
 
-    async fn take_config(&self, client: &mut Client) -> Result<(), Status> {
+    /// Answers whether it is in force now.
+    async fn take_config(&self, client: &mut Client) -> Result<bool, Status> {
         let ask = |confirm_removals| v1::RefreshConfigRequest { confirm_removals, dry_run: false };
         match client.refresh_config(ask(false)).await {
             Ok(answer) if answer.get_ref().warnings.is_empty() => {}
@@ -387,12 +393,11 @@ impl Operator {
                 self.site
                     .judge()
                     .note(format!("config refused: {}", status.message().lines().next().unwrap_or_default()));
-                return Ok(());
+                return Ok(false);
             }
             Err(status) => return Err(status),
         }
-        self.wishes().refresh = false;
-        Ok(())
+        Ok(true)
     }
 
     async fn instances(&self, client: &mut Client) -> Result<Vec<v1::InstanceStatusResponse>, Status> {
