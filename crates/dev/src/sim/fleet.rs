@@ -49,6 +49,8 @@ pub(crate) struct Fleet {
     tasks: Tasks,
     chance: Arc<dyn Entropy>,
     manners: Manners,
+    /// Machines start from now on.
+    healed: AtomicBool,
     agents: Mutex<BTreeMap<InstanceId, Agent>>,
 }
 
@@ -77,7 +79,14 @@ impl Link {
 impl Fleet {
     pub(crate) fn start(site: &Arc<Site>, tasks: &Tasks, chance: Arc<dyn Entropy>, manners: Manners) -> Arc<Self> {
         let agents = Mutex::default();
-        let fleet = Arc::new(Self { site: site.clone(), tasks: tasks.clone(), chance, manners, agents });
+        let fleet = Arc::new(Self {
+            site: site.clone(),
+            tasks: tasks.clone(),
+            chance,
+            manners,
+            healed: AtomicBool::new(false),
+            agents,
+        });
         let it = fleet.clone();
         tasks.spawn_droppable("fleet", async move {
             loop {
@@ -194,6 +203,11 @@ impl Fleet {
         self.agents().iter().filter(|(_, it)| open(it)).map(|(id, _)| *id).collect()
     }
 
+    /// Everything heals: whoever starts from now on does start.
+    pub(crate) fn heals(&self) {
+        self.healed.store(true, Ordering::SeqCst);
+    }
+
     async fn live(
         &self,
         id: InstanceId,
@@ -203,7 +217,8 @@ impl Fleet {
     ) {
         let chance = self.chance.as_ref();
         tokio::time::sleep(Duration::from_millis(300) + jitter(chance, Duration::from_secs(3))).await;
-        if self.manners == Manners::Real && below(chance, 100) < 2 {
+        let fails = self.manners == Manners::Real && below(chance, 100) < 2;
+        if fails && !self.healed.load(Ordering::SeqCst) {
             self.site.judge().note(format!("agent {id} never starts"));
             return std::future::pending().await;
         }

@@ -290,6 +290,7 @@ impl Plane {
     pub async fn heal(&self) {
         self.change_config(|_| {}).await;
         self.note("everything heals");
+        self.fleet.heals();
         let site = &self.site;
         site.set_store(FaultPlan::default());
         site.set_provider(&Faults::default());
