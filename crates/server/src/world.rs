@@ -22,7 +22,7 @@ use nstance_config::{MergedGroup, model::Server, render::images_of};
 use nstance_core::{
     group::Desired,
     ids::{GroupRef, InstanceId, LbKey, Tenant},
-    instance::{Instance, Ownership, Phase, Seen},
+    instance::{Health, Instance, Ownership, Phase, Seen},
     plan::Hold,
     ports::provider::{Vm, VmRef},
     snapshot::{BlockKind, Completeness, CreateBlock, ProviderView, Settings},
@@ -327,6 +327,22 @@ impl World {
                 Some(entry.vm_ref())
             })
             .collect()
+    }
+
+    /// Instances of a group whose agents announced a restart and are lost since. Each is handed out once.
+    pub fn take_left(&self, group: &GroupRef) -> Vec<InstanceId> {
+        let (now, mono) = (self.now(), self.clock().monotonic());
+        let mut state = self.lock();
+        let is_lost = |it: &Entry| matches!(it.health(&state, now), Health::Lost { .. } | Health::Silent { .. });
+        let has_left = |it: &Entry| it.instance().group == *group && it.left() && is_lost(it);
+        let left: Vec<InstanceId> =
+            state.lost.iter().filter(|id| state.entries.get(id).is_some_and(has_left)).copied().collect();
+        for id in &left {
+            if let Some(entry) = state.entries.get_mut(id) {
+                entry.link.lost_at_mono = Some(mono);
+            }
+        }
+        left
     }
 
     /// The groups that exist in any way: asked for, or named by a record or a VM.

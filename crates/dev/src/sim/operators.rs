@@ -12,6 +12,7 @@ use std::{
 
 use nstance_core::{
     ids::{GroupRef, InstanceId, OperatorId, Tenant, uuid_v7},
+    instance::Instance,
     ports::clock::{Entropy, random},
 };
 use nstance_identity::{
@@ -43,6 +44,12 @@ pub struct Wish {
     pub instance_type: String,
     /// Asked to go.
     pub deleted: bool,
+}
+
+impl Wish {
+    pub(crate) fn is_of_type(&self, instance: &Instance) -> bool {
+        instance.instance_type.as_deref() == Some(self.instance_type.as_str())
+    }
 }
 
 pub(crate) struct Operator {

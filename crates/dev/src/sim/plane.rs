@@ -31,6 +31,9 @@ use super::{
 /// and two minutes; on top of it come waits that are by design: a rotation of a whole group, one after another, and
 /// the pauses of a group whose machines keep failing.
 const SETTLES: Duration = Duration::from_secs(1500);
+/// A rollout that kept failing while things were broken is tried again by one probe, an hour later at the latest: that
+/// is by design, and only a rollout may take so long.
+const PROBES_AFTER: Duration = Duration::from_secs(3600);
 
 /// So long it must stay as it is.
 const STAYS: u32 = 20;
@@ -317,11 +320,18 @@ impl Plane {
     /// Waits until all is as asked for, and sees that it stays so.
     pub async fn settle(&self) {
         let judge = self.site.judge();
-        let limit = tokio::time::Instant::now() + SETTLES;
+        let began = tokio::time::Instant::now();
+        let mut limit = SETTLES;
         let mut good = 0;
         let mut standing = Vec::new();
         let mut what = String::new();
-        while tokio::time::Instant::now() < limit {
+        loop {
+            if limit <= began.elapsed() {
+                if limit != SETTLES || !self.rolls() {
+                    break;
+                }
+                limit += PROBES_AFTER;
+            }
             tokio::select! {
                 biased;
                 () = judge.broken.cancelled() => return,
@@ -349,7 +359,30 @@ impl Plane {
                 }
             }
         }
-        judge.violate("I9", format!("{what}, {SETTLES:?} after everything healed"));
+        judge.violate("I9", format!("{what}, {limit:?} after everything healed"));
+    }
+
+    /// Whether a rollout is not over.
+    fn rolls(&self) -> bool {
+        let records = self.site.judge().instances();
+        self.wishes().iter().any(|(group, wish)| {
+            let lives = |it: &Instance| !matches!(it.phase(), Phase::Deleted | Phase::Failed);
+            let mut of =
+                records.iter().filter(|it| it.group == *group && it.ownership == Ownership::Managed && lives(it));
+            !wish.deleted && of.any(|it| !wish.is_of_type(it))
+        })
+    }
+
+    /// What the groups should be.
+    fn wishes(&self) -> BTreeMap<GroupRef, Wish> {
+        let statics = self.statics.lock().unwrap_or_else(PoisonError::into_inner);
+        let wish = |size| Wish { size, is_static: true, instance_type: "small".to_owned(), deleted: false };
+        let mut wanted: BTreeMap<GroupRef, Wish> =
+            statics.iter().map(|(group, size)| (group.clone(), wish(*size))).collect();
+        for operator in &self.operators {
+            wanted.extend(operator.groups().into_iter().map(|(key, wish)| (operator.group(&key), wish)));
+        }
+        wanted
     }
 
     /// Whether everything is as asked for; if so, who stands.
@@ -379,11 +412,7 @@ impl Plane {
                 return Err(format!("{id} has no agent connected"));
             }
         }
-        let mut wanted: BTreeMap<GroupRef, Wish> = BTreeMap::new();
-        for (group, size) in self.statics.lock().unwrap_or_else(PoisonError::into_inner).iter() {
-            let wish = Wish { size: *size, is_static: true, instance_type: "small".to_owned(), deleted: false };
-            wanted.insert(group.clone(), wish);
-        }
+        let wanted = self.wishes();
         let alone: BTreeSet<InstanceId> =
             records.values().filter(|it| it.ownership == Ownership::OnDemand).map(|it| it.id).collect();
         let asked: BTreeSet<InstanceId> = self.operators.iter().flat_map(|operator| operator.on_demand()).collect();
@@ -394,7 +423,6 @@ impl Plane {
             if !operator.is_content() {
                 return Err(format!("{} still asks", operator.tenant));
             }
-            wanted.extend(operator.groups().into_iter().map(|(key, wish)| (operator.group(&key), wish)));
         }
         for (group, wish) in &wanted {
             let of = records.values().filter(|it| it.group == *group && it.ownership == Ownership::Managed);
@@ -403,7 +431,7 @@ impl Plane {
             if n != usize::try_from(size).unwrap_or(usize::MAX) {
                 return Err(format!("{group} has {n} of {size}"));
             }
-            let old = of.filter(|it| it.instance_type.as_deref() != Some(wish.instance_type.as_str())).count();
+            let old = of.filter(|it| !wish.is_of_type(it)).count();
             if 0 < old {
                 return Err(format!("{group} has {old} of another type than {}", wish.instance_type));
             }

@@ -8,7 +8,6 @@ use std::{sync::Arc, time::Duration};
 use nstance_core::{
     ids::{GroupRef, InstanceId},
     instance::Health,
-    ports::provider::VmRef,
     time::Timestamp,
 };
 use nstance_proto::v1;
@@ -207,17 +206,11 @@ impl Stream {
     }
 }
 
-/// Tells of agents that are looked for because they did not come back from a restart they announced.
-pub fn tell_left(term: &Term, group: &GroupRef, looks: &[VmRef]) {
-    for vm in looks {
-        let mono = term.world.clock().monotonic();
-        {
-            let mut state = term.world.lock();
-            let Some(entry) = state.entries.get_mut(&vm.instance).filter(|entry| entry.left()) else { continue };
-            entry.link.lost_at_mono = Some(mono);
-        }
+/// Tells of agents that did not come back from a restart they announced, whoever saw their VM since.
+pub fn tell_left(term: &Term, group: &GroupRef) {
+    for instance in term.world.take_left(group) {
         let message = "agent did not come back from its restart";
-        term.tell(Tell::instance(Reason::InstanceLost, group, vm.instance, message));
+        term.tell(Tell::instance(Reason::InstanceLost, group, instance, message));
     }
 }
 

@@ -45,8 +45,8 @@ pub async fn work(term: Arc<Term>, group: GroupRef, wake: Arc<Notify>) {
 /// counts them. Answers how long to wait without an event.
 fn pass(term: &Arc<Term>, group: &GroupRef) -> Duration {
     let due = term.world.take_due_looks(group);
-    health::tell_left(term, group, &due);
     term.observer.look(due);
+    health::tell_left(term, group);
     let started = term.world.clock().monotonic();
     let (snapshot, now) = term.world.snapshot(Some(group));
     let mut plan = (term.shared.planner)(&snapshot, now);
