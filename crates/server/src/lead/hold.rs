@@ -36,6 +36,8 @@ use crate::{
 
 /// How often the main runtime shows that it is alive.
 const BEAT: Duration = Duration::from_millis(500);
+/// How soon a guard that shut before its renewal was due is noticed: a machine that was frozen renews at once then.
+const WATCH: Duration = Duration::from_secs(1);
 /// How often somebody knocks at our own peer port.
 const KNOCK: Duration = Duration::from_secs(1);
 /// A leader that nobody could succeed saves requests after this.
@@ -250,6 +252,7 @@ impl Renewing {
         self.due = Instant::now() + self.configured.renew_interval;
         self.show();
         loop {
+            let looks_at = self.looks_at();
             tokio::select! {
                 biased;
                 order = self.ordered.recv() => match order {
@@ -288,13 +291,19 @@ impl Renewing {
                         return;
                     }
                 }
-                () = tokio::time::sleep_until(self.due) => {
-                    if !self.renew().await {
+                () = tokio::time::sleep_until(looks_at) => {
+                    let is_due = self.due <= Instant::now() || !self.held.guard().is_open();
+                    if is_due && !self.renew().await {
                         return;
                     }
                 }
             }
         }
+    }
+
+    /// While the guard is open somebody watches that it is; one that is shut waits for its next try.
+    fn looks_at(&self) -> Instant {
+        if self.held.guard().is_open() { self.due.min(Instant::now() + WATCH) } else { self.due }
     }
 
     /// Renews once, if this process deserves it. Answers whether the lease may still be ours.
