@@ -3,16 +3,17 @@
 //! It ends by itself only when a stop is asked for. Nothing a server says or does makes it end: a fail-over must not
 //! restart a fleet.
 
-use std::time::Duration;
+use std::{convert::Infallible, time::Duration};
 
 use nstance_core::time::Mono;
-use nstance_rt::{backoff::Backoff, entropy::hex};
+use nstance_rt::backoff::Backoff;
 
 use crate::{
+    boot,
     context::{Components, Context, Control, State, Stopped},
     enrol::{Enrolment, enrol, rejoin},
     health::Reports,
-    identity_dir::IdentityDir,
+    local, metadata, sample,
     session::{SessionOver, serve},
     settings::Settings,
 };
@@ -32,27 +33,36 @@ const REJOIN_FORGOTTEN: Duration = Duration::from_secs(600);
 /// ```no_run
 /// # async fn example(settings: nstance_agent::settings::Settings) {
 /// use std::sync::Arc;
-/// use nstance_agent::{Components, Control, TcpNet};
+/// use nstance_agent::{Components, Control, TcpNet, disk::Disk};
 /// use nstance_rt::{clock::SystemClock, entropy::SystemEntropy};
 ///
 /// let parts = Components {
 ///     clock: Arc::new(SystemClock),
 ///     entropy: Arc::new(SystemEntropy::new()),
 ///     net: Arc::new(TcpNet),
+///     disk: Disk::default(),
 ///     console: false,
 /// };
 /// nstance_agent::run(settings, parts, Control::new()).await;
 /// # }
 /// ```
 pub async fn run(settings: Settings, parts: Components, control: Control) {
-    let dir = IdentityDir::new(&settings.identity);
-    let session_id = hex(&*parts.entropy, 16);
-    let mut reports =
-        Reports::new(parts.clock.clone(), dir.clone(), settings.instance, settings.metrics_interval, session_id);
-    let ctx = Context { settings, parts, dir, control };
-    // `Stopped` outside a session: there is nobody to tell, for there is no identity to tell it with.
-    let _ = live(&ctx, &mut reports).await;
+    let ctx = Context::new(settings, parts, control);
+    let mut reports = Reports::new(&ctx);
+    tokio::select! {
+        biased;
+        // `Stopped` outside a session: there is nobody to tell, for there is no identity to tell it with.
+        _ = live(&ctx, &mut reports) => {}
+        never = beside(&ctx) => match never {},
+    }
     ctx.control.set(State::Leaving);
+}
+
+/// What goes on whether there is a session or not.
+async fn beside(ctx: &Context) -> Infallible {
+    let parts = async { tokio::join!(metadata::watch(ctx), boot::watch(ctx), sample::watch(ctx), local::serve(ctx)) };
+    let (never, ..) = parts.await;
+    never
 }
 
 enum Step {

@@ -7,6 +7,7 @@ use nstance_identity::{ca::Bundle, nonce::peek_claims, tls::client_config};
 use nstance_rt::{chain::Chain, clock::SystemClock};
 
 use crate::{
+    disk::Disk,
     identity_dir::{IdentityDir, prepare},
     link::{TcpNet, dial},
     settings::{Address, Problem, Settings},
@@ -38,7 +39,7 @@ pub async fn check(settings: Result<Settings, Vec<Problem>>) -> Vec<Line> {
         Ok(()) => lines.push(good("directories")),
         Err(problems) => lines.extend(problems.iter().map(|problem| bad(problem.to_string()))),
     }
-    let dir = IdentityDir::new(&settings.identity);
+    let dir = IdentityDir::new(&settings.identity, Disk::default());
     let now = SystemClock.now();
     let bundle = dir.ca();
     lines.push(match &bundle {

@@ -1,18 +1,26 @@
 //! What every part of a running agent shares: settings, components, its directory, and the strings it hangs on.
 
-use std::{future::Future, sync::Arc, time::Duration};
+use std::{
+    future::Future,
+    sync::{
+        Arc, Mutex, PoisonError,
+        atomic::{AtomicU64, Ordering},
+    },
+    time::Duration,
+};
 
 use nstance_core::{
     ports::clock::{Clock, Entropy},
     time::Timestamp,
 };
+use nstance_rt::entropy::hex;
 use tokio::{
     sync::{Notify, watch},
     time::sleep,
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{identity_dir::IdentityDir, link::Net, settings::Settings};
+use crate::{board::Board, disk::Disk, identity_dir::IdentityDir, link::Net, settings::Settings};
 
 /// What the agent is made of besides its settings.
 #[derive(Clone)]
@@ -20,6 +28,7 @@ pub struct Components {
     pub clock: Arc<dyn Clock>,
     pub entropy: Arc<dyn Entropy>,
     pub net: Arc<dyn Net>,
+    pub disk: Disk,
     /// Whether a failed boot is told on standard error, for the machine's console.
     pub console: bool,
 }
@@ -120,9 +129,47 @@ pub(crate) struct Context {
     pub(crate) parts: Components,
     pub(crate) dir: IdentityDir,
     pub(crate) control: Control,
+    pub(crate) board: Board,
+    /// Of this process; every stream carries it.
+    pub(crate) session_id: String,
+    /// The highest epoch a leader has spoken in.
+    highest_epoch: AtomicU64,
+    /// When the last certificate is to be renewed, as its issuer told: serial and time.
+    renewal: Mutex<(String, Option<Timestamp>)>,
 }
 
 impl Context {
+    pub(crate) fn new(settings: Settings, parts: Components, control: Control) -> Self {
+        let dir = IdentityDir::new(&settings.identity, parts.disk.clone());
+        let session_id = hex(&*parts.entropy, 16);
+        Self {
+            settings,
+            parts,
+            dir,
+            control,
+            board: Board::default(),
+            session_id,
+            highest_epoch: AtomicU64::new(0),
+            renewal: Mutex::default(),
+        }
+    }
+
+    /// Whether a message of this epoch may be obeyed: a deposed leader must not command agents. Zero is a server that
+    /// does not tell.
+    pub(crate) fn obeys(&self, epoch: u64) -> bool {
+        epoch == 0 || self.highest_epoch.fetch_max(epoch, Ordering::Relaxed) <= epoch
+    }
+
+    pub(crate) fn tell_renewal(&self, serial: &str, at: Option<Timestamp>) {
+        *self.renewal.lock().unwrap_or_else(PoisonError::into_inner) = (serial.to_owned(), at);
+    }
+
+    /// When the issuer wants this certificate renewed; unknown for one that an earlier process got.
+    pub(crate) fn told_renewal(&self, serial: &str) -> Option<Timestamp> {
+        let renewal = self.renewal.lock().unwrap_or_else(PoisonError::into_inner);
+        renewal.1.filter(|_| renewal.0 == serial)
+    }
+
     pub(crate) fn now(&self) -> Timestamp {
         self.parts.clock.now()
     }
@@ -142,5 +189,36 @@ impl Context {
 
     pub(crate) async fn pause(&self, wait: Duration) -> Result<(), Stopped> {
         self.unless_stopped(sleep(wait)).await
+    }
+}
+
+#[cfg(test)]
+impl Context {
+    /// An agent that does nothing, in a directory of its own.
+    pub(crate) fn for_tests(more: &[(&str, &str)]) -> (tempfile::TempDir, Self) {
+        let outer = tempfile::tempdir().expect("a directory");
+        let at = |leaf: &str| outer.path().join(leaf).display().to_string();
+        let mut all: std::collections::BTreeMap<String, String> = [
+            ("SERVER_REGISTRATION_ADDR", "127.0.0.1:1".to_owned()),
+            ("SERVER_AGENT_ADDR", "127.0.0.1:1".to_owned()),
+            ("INSTANCE_ID", "knc06bgm7733st2576nx5jht4ecjw".to_owned()),
+            ("IDENTITY_DIR", at("identity")),
+            ("KEYS_DIR", at("keys")),
+            ("RECV_DIR", at("recv")),
+        ]
+        .into_iter()
+        .map(|(name, value)| (format!("NSTANCE_{name}"), value))
+        .collect();
+        all.extend(more.iter().map(|(name, value)| (format!("NSTANCE_{name}"), (*value).to_owned())));
+        let settings = Settings::read(|name| all.get(name).cloned()).expect("good settings");
+        crate::identity_dir::prepare(&settings).expect("directories");
+        let parts = Components {
+            clock: Arc::new(nstance_rt::clock::SystemClock),
+            entropy: Arc::new(nstance_rt::entropy::SeededEntropy::new(1)),
+            net: Arc::new(crate::link::TcpNet),
+            disk: Disk::default(),
+            console: false,
+        };
+        (outer, Self::new(settings, parts, Control::new()))
     }
 }

@@ -66,7 +66,7 @@ pub(crate) enum Enrolment {
 
 /// One failed attempt.
 #[derive(Debug, thiserror::Error)]
-enum AttemptError {
+pub(crate) enum AttemptError {
     #[error(transparent)]
     Dial(#[from] DialError),
     #[error("register with {address}")]
@@ -278,7 +278,15 @@ async fn round(
             let bundle = ctx.dir.ca()?;
             let tls = client_config(&bundle, None, ctx.parts.clock.clone())?;
             let answer = call(ctx, key, &tls, address, request).await?;
-            accept(ctx, key, &bundle, address, &answer)
+            let renew_after = answer.renew_after.as_ref().map(from_wire);
+            let answered = Answered {
+                from: address.to_string(),
+                certificate: &answer.client_certificate_pem,
+                bundle: &answer.ca_bundle_pem,
+                cluster: &answer.cluster_id,
+                renew_after,
+            };
+            accept(ctx, key, &bundle, &answered)
         };
         let Err(error) = ctx.unless_stopped(attempt).await? else { return Ok(Ok(())) };
         tracing::debug!(%address, error = %Chain(&error), "registration attempt failed");
@@ -335,30 +343,44 @@ async fn call(
         .map_err(|status| AttemptError::Call { address: address.to_string(), source: status.into() })
 }
 
+/// A good answer to a registration, a rejoin or a renewal.
+pub(crate) struct Answered<'a> {
+    pub(crate) from: String,
+    pub(crate) certificate: &'a [u8],
+    pub(crate) bundle: &'a [u8],
+    pub(crate) cluster: &'a str,
+    pub(crate) renew_after: Option<Timestamp>,
+}
+
 /// Keeps what a good answer brought. The certificate comes last: once it lies there, everything it needs does.
-fn accept(
+pub(crate) fn accept(
     ctx: &Context,
     key: &KeyPair,
     present: &Bundle,
-    address: &Address,
-    answer: &RegisterClientResponse,
+    answer: &Answered<'_>,
 ) -> Result<(), AttemptError> {
-    let Some(peer) = read_certificate(ctx, key, &answer.client_certificate_pem) else {
-        return Err(AttemptError::Answer { address: address.to_string() });
+    let from = &answer.from;
+    let Some(peer) = read_certificate(ctx, key, answer.certificate) else {
+        return Err(AttemptError::Answer { address: from.clone() });
     };
-    if !answer.cluster_id.is_empty() {
-        ctx.dir.write_cluster(&answer.cluster_id)?;
+    if !answer.cluster.is_empty() {
+        ctx.dir.write_cluster(answer.cluster)?;
     }
-    if !answer.ca_bundle_pem.is_empty() && answer.ca_bundle_pem != present.pem().as_bytes() {
-        match Bundle::parse(&answer.ca_bundle_pem) {
+    if !answer.bundle.is_empty() && answer.bundle != present.pem().as_bytes() {
+        match Bundle::parse(answer.bundle) {
             Ok(newer) if present.may_become(&newer) => ctx.dir.write_ca(&newer)?,
-            Ok(_) => tracing::warn!(%address, "CA bundle of the answer shares nothing with ours, not taken"),
-            Err(error) => tracing::warn!(%address, error = %Chain(&error), "CA bundle of the answer not readable"),
+            Ok(_) => tracing::warn!(from, "CA bundle of the answer shares nothing with ours, not taken"),
+            Err(error) => tracing::warn!(from, error = %Chain(&error), "CA bundle of the answer not readable"),
         }
     }
-    ctx.dir.write_certificate(&answer.client_certificate_pem)?;
-    tracing::info!(%address, serial = peer.serial, not_after = %peer.not_after, "certificate received");
+    ctx.dir.write_certificate(answer.certificate)?;
+    ctx.tell_renewal(&peer.serial, answer.renew_after);
+    tracing::info!(from, serial = peer.serial, not_after = %peer.not_after, "certificate received");
     Ok(())
+}
+
+pub(crate) fn from_wire(at: &prost_types::Timestamp) -> Timestamp {
+    Timestamp::from_millis(at.seconds.saturating_mul(1000).saturating_add(i64::from(at.nanos) / 1_000_000))
 }
 
 /// The waits between rounds, and one log line per kind of failure.

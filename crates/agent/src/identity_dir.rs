@@ -1,13 +1,12 @@
 //! The directory that holds who this machine is: CA bundle, nonce, key, certificate.
 //!
-//! Every file is written beside its place, synced, given its mode and only then renamed over the old one, and the
-//! directory is synced after it. So a reader, or this process after a crash at any point, sees the old file or the new
-//! one, whole and with its final mode.
+//! A reader, or this process after a crash at any point, sees the old file or the new one, whole and with its final
+//! mode.
 
 use std::{
-    fs::{self, DirBuilder, File, OpenOptions, Permissions},
-    io::{self, Write as _},
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _},
+    fs::{self, DirBuilder, File, Permissions},
+    io,
+    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -17,7 +16,10 @@ use nstance_identity::{
 };
 use zeroize::Zeroizing;
 
-use crate::settings::{Directory, Problem, Settings};
+use crate::{
+    disk::{Access, Disk},
+    settings::{Directory, Problem, Settings},
+};
 
 const CA: &str = "ca.crt";
 const NONCE: &str = "nonce.jwt";
@@ -63,11 +65,12 @@ impl RejoinCounter {
 pub struct IdentityDir {
     path: PathBuf,
     mode: u32,
+    disk: Disk,
 }
 
 impl IdentityDir {
-    pub fn new(directory: &Directory) -> Self {
-        Self { path: directory.path.clone(), mode: directory.file_mode }
+    pub fn new(directory: &Directory, disk: Disk) -> Self {
+        Self { path: directory.path.clone(), mode: directory.file_mode, disk }
     }
 
     pub fn ca(&self) -> Result<Bundle, DirError> {
@@ -87,10 +90,7 @@ impl IdentityDir {
 
     pub fn remove_nonce(&self) -> Result<(), DirError> {
         let path = self.path.join(NONCE);
-        match fs::remove_file(&path) {
-            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
-            done => done.and_then(|()| sync_directory(&self.path)).map_err(|source| DirError::Write { path, source }),
-        }
+        self.disk.remove(&path).map_err(|source| DirError::Write { path, source })
     }
 
     pub fn key(&self) -> Result<Option<KeyPair>, DirError> {
@@ -162,37 +162,10 @@ impl IdentityDir {
     }
 
     fn write(&self, name: &str, content: &[u8], mode: u32) -> Result<(), DirError> {
-        write_atomically(&self.path.join(name), content, mode)
+        self.disk
+            .write(&self.path.join(name), content, Access::mode(mode))
             .map_err(|source| DirError::Write { path: self.path.join(name), source })
     }
-}
-
-/// Replaces `path` by `content`. The temporary file has one fixed name, so a crash leaves at most one behind, and the
-/// next write takes it over.
-fn write_atomically(path: &Path, content: &[u8], mode: u32) -> io::Result<()> {
-    let (Some(directory), Some(name)) = (path.parent(), path.file_name()) else {
-        return Err(io::ErrorKind::InvalidInput.into());
-    };
-    let mut temporary = std::ffi::OsString::from(".");
-    temporary.push(name);
-    temporary.push(".tmp");
-    let temporary = directory.join(temporary);
-    match fs::remove_file(&temporary) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
-    }
-    // Nobody else may open it before it has its final mode.
-    let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&temporary)?;
-    file.write_all(content)?;
-    file.set_permissions(Permissions::from_mode(mode))?;
-    file.sync_all()?;
-    drop(file);
-    fs::rename(&temporary, path)?;
-    sync_directory(directory)
-}
-
-fn sync_directory(path: &Path) -> io::Result<()> {
-    File::open(path)?.sync_all()
 }
 
 /// Makes the three directories, or says what is wrong with those that are there.
@@ -243,7 +216,7 @@ mod tests {
 
     fn directory() -> (tempfile::TempDir, IdentityDir) {
         let outer = tempfile::tempdir().unwrap();
-        let dir = IdentityDir { path: outer.path().to_owned(), mode: 0o600 };
+        let dir = IdentityDir { path: outer.path().to_owned(), mode: 0o600, disk: Disk::default() };
         (outer, dir)
     }
 

@@ -6,6 +6,8 @@
 
 pub mod settings;
 
+pub mod disk;
+
 pub mod identity_dir;
 
 mod context;
@@ -21,6 +23,22 @@ mod reconnect;
 mod enrol;
 
 mod session;
+
+mod renewal;
+
+mod keys;
+
+mod files;
+
+mod board;
+
+mod metadata;
+
+mod boot;
+
+mod sample;
+
+mod local;
 
 pub mod health;
 

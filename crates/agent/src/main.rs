@@ -3,7 +3,7 @@
 use std::{process::ExitCode, sync::Arc};
 
 use nstance_agent::{
-    Components, Control, TcpNet, check::check, identity_dir::prepare, settings::Problem, settings::Settings,
+    Components, Control, TcpNet, check::check, disk::Disk, identity_dir::prepare, settings::Problem, settings::Settings,
 };
 use nstance_rt::{
     clock::SystemClock,
@@ -109,6 +109,7 @@ async fn run(settings: Settings, debug: bool) -> ExitCode {
         clock: Arc::new(SystemClock),
         entropy: Arc::new(SystemEntropy::new()),
         net: Arc::new(TcpNet),
+        disk: Disk::default(),
         console: true,
     };
     let control = Control::new();

@@ -1,5 +1,5 @@
-//! Notices: the machine is about to go, or the agent is. Only the stop signal's part stands here so far; the clouds'
-//! notices come with the metadata watch.
+//! Notices: the machine is about to go, or the agent is. What a stop signal means is decided here; the clouds' notices
+//! come from the metadata watch.
 
 use std::{
     fs,
@@ -18,6 +18,14 @@ const ASK_LIMIT: Duration = Duration::from_millis(20);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Action {
+    Terminate,
+    Stop,
+    Hibernate,
+    Preempt,
+    /// Advice: the machine may be taken soon.
+    Rebalance,
+    /// Advice: something will be done to the machine.
+    Maintenance,
     /// The machine goes down.
     Shutdown,
     /// The agent alone goes, and is expected back.
@@ -27,8 +35,24 @@ pub enum Action {
 impl Action {
     pub fn as_str(self) -> &'static str {
         match self {
+            Self::Terminate => "terminate",
+            Self::Stop => "stop",
+            Self::Hibernate => "hibernate",
+            Self::Preempt => "preempt",
+            Self::Rebalance => "rebalance",
+            Self::Maintenance => "maintenance",
             Self::Shutdown => "shutdown",
             Self::Leave => "leave",
+        }
+    }
+
+    /// What it means for the machine: the larger, the surer and the sooner is its end.
+    pub(crate) fn weight(self) -> u8 {
+        match self {
+            Self::Rebalance | Self::Maintenance => 0,
+            Self::Leave => 1,
+            Self::Shutdown => 2,
+            Self::Terminate | Self::Stop | Self::Hibernate | Self::Preempt => 3,
         }
     }
 }

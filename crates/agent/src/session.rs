@@ -4,7 +4,15 @@
 //! time, then after a pause; only a lost transport, or a word that concerns the whole server, ends the connection. Then
 //! the rules of [`Reconnect`] decide when to come back. No server behaviour ends the process.
 
-use std::{pin::pin, sync::Arc, time::Duration};
+use std::{
+    convert::Infallible,
+    pin::pin,
+    sync::{
+        Arc,
+        atomic::{AtomicU8, Ordering},
+    },
+    time::Duration,
+};
 
 use nstance_core::time::Mono;
 use nstance_identity::tls::client_config;
@@ -17,19 +25,23 @@ use nstance_rt::{
 use rustls::ClientConfig;
 use tokio::{
     sync::mpsc,
-    time::{Instant, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until, timeout},
 };
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Code, Status};
 
 use crate::{
-    context::{Context, State},
+    context::{Context, State, Stopped},
     enrol::own_certificate,
+    files,
     health::Reports,
+    keys,
     link::{Link, dial},
     machine::Addresses,
     notice::{Notice, stop_action},
     reconnect::{Reconnect, about},
     refusal::{CallError, Refusal, Verdict},
+    renewal::{Renewed, Schedule, renew},
 };
 
 /// A stream nobody has objected to for this long is taken as accepted: its answer comes only at its end.
@@ -56,50 +68,84 @@ pub(crate) enum SessionOver {
     Left,
 }
 
-/// How one connection ended.
-enum Ended {
+/// How a stream, or one connection, ended.
+pub(crate) enum Ended {
     Lost(CallError),
     Refused(Refusal),
     /// The server ended the stream without a complaint.
     Clean,
+    /// The server speaks in an epoch that is over.
+    Deposed,
+    /// There is a connection with a newer certificate. The old one stands until the streams are on the new one.
+    Moved(Link, Client),
     Left,
+}
+
+impl From<Status> for Ended {
+    fn from(status: Status) -> Self {
+        match CallError::from(status) {
+            CallError::Refused(refusal) => Self::Refused(refusal),
+            lost => Self::Lost(lost),
+        }
+    }
 }
 
 pub(crate) async fn serve(ctx: &Context, reports: &mut Reports) -> SessionOver {
     let clock = &ctx.parts.clock;
     let mut reconnect = Reconnect::new(clock.monotonic());
+    let mut schedule = Schedule::default();
+    let mut moved = None;
     loop {
-        if !ctx.control.is(&State::Dismissed) {
-            ctx.control.set(State::Connecting);
-        }
-        // Read anew for every connection: a bundle may have been put there by hand meanwhile.
-        let tls = match tls_of(ctx) {
-            Ok(tls) => tls,
-            Err(why) => return SessionOver::Park(why),
-        };
-        let Ok(dialled) = ctx.unless_stopped(open(ctx, &tls)).await else {
-            farewell(ctx, &tls, reports).await;
-            return SessionOver::Left;
-        };
-        let wait = match dialled {
-            Err(()) => reconnect.failed(None, clock.monotonic(), ctx.entropy()),
-            Ok(link) => {
-                let opened = clock.monotonic();
-                let ended = converse(ctx, link, reports).await;
-                let now = clock.monotonic();
-                let served = now.since(opened);
-                if SETTLED_AFTER <= served {
-                    reconnect.served(served, now);
+        let (link, old) = match moved.take() {
+            Some((link, old)) => (link, Some(old)),
+            None => {
+                if !ctx.control.is(&State::Dismissed) {
+                    ctx.control.set(State::Connecting);
                 }
-                match after(ctx, ended, &mut reconnect, now) {
-                    Ok(wait) => wait,
-                    Err(over) => return over,
+                // Read anew for every connection: a bundle may have been put there by hand meanwhile.
+                let tls = match tls_of(ctx) {
+                    Ok(tls) => tls,
+                    Err(why) => return SessionOver::Park(why),
+                };
+                match ctx.unless_stopped(open(ctx, &tls)).await {
+                    Ok(Ok(link)) => (link, None),
+                    Ok(Err(())) => {
+                        let wait = reconnect.failed(None, clock.monotonic(), ctx.entropy());
+                        if ctx.pause(wait).await.is_err() {
+                            farewell(ctx, reports).await;
+                            return SessionOver::Left;
+                        }
+                        continue;
+                    }
+                    Err(Stopped) => {
+                        farewell(ctx, reports).await;
+                        return SessionOver::Left;
+                    }
                 }
             }
         };
-        if ctx.pause(wait).await.is_err() {
-            farewell(ctx, &tls, reports).await;
-            return SessionOver::Left;
+        let opened = clock.monotonic();
+        let ended = converse(ctx, link, old, reports, &mut schedule).await;
+        let now = clock.monotonic();
+        let served = now.since(opened);
+        if SETTLED_AFTER <= served {
+            reconnect.served(served, now);
+        }
+        let ended = match ended {
+            Ended::Moved(link, old) => {
+                moved = Some((link, old));
+                continue;
+            }
+            ended => ended,
+        };
+        match after(ctx, ended, &mut reconnect, now) {
+            Err(over) => return over,
+            Ok(wait) => {
+                if ctx.pause(wait).await.is_err() {
+                    farewell(ctx, reports).await;
+                    return SessionOver::Left;
+                }
+            }
         }
     }
 }
@@ -108,6 +154,11 @@ pub(crate) async fn serve(ctx: &Context, reports: &mut Reports) -> SessionOver {
 fn after(ctx: &Context, ended: Ended, reconnect: &mut Reconnect, now: Mono) -> Result<Duration, SessionOver> {
     let refusal = match ended {
         Ended::Left => return Err(SessionOver::Left),
+        Ended::Deposed => {
+            tracing::warn!("server speaks in an epoch that is over");
+            return Ok(reconnect.handed_over(None, ctx.entropy()));
+        }
+        Ended::Moved(..) => return Ok(Duration::ZERO),
         Ended::Clean => {
             tracing::info!("server ended the session");
             return Ok(reconnect.handed_over(None, ctx.entropy()));
@@ -146,7 +197,7 @@ fn after(ctx: &Context, ended: Ended, reconnect: &mut Reconnect, now: Mono) -> R
     }
 }
 
-fn tls_of(ctx: &Context) -> Result<Arc<ClientConfig>, String> {
+pub(crate) fn tls_of(ctx: &Context) -> Result<Arc<ClientConfig>, String> {
     let text = |error: &(dyn std::error::Error + 'static)| Chain(error).to_string();
     let bundle = ctx.dir.ca().map_err(|error| text(&error))?;
     let key = ctx.dir.key().map_err(|error| text(&error))?.ok_or("identity.key is gone")?;
@@ -155,7 +206,7 @@ fn tls_of(ctx: &Context) -> Result<Arc<ClientConfig>, String> {
 }
 
 /// Dials the addresses in order; the first that answers is it. All of them failing is one step of the backoff.
-async fn open(ctx: &Context, tls: &Arc<ClientConfig>) -> Result<Link, ()> {
+pub(crate) async fn open(ctx: &Context, tls: &Arc<ClientConfig>) -> Result<Link, ()> {
     for address in &ctx.settings.agent {
         match dial(&*ctx.parts.net, tls, address).await {
             Ok(link) => {
@@ -168,42 +219,157 @@ async fn open(ctx: &Context, tls: &Arc<ClientConfig>) -> Result<Link, ()> {
     Err(())
 }
 
-/// Everything that happens on one connection. The streams for key requests and files take their place beside the
-/// reports here, each a future with its own supervision; whichever first finds the connection unusable ends them all.
-async fn converse(ctx: &Context, link: Link, reports: &mut Reports) -> Ended {
+pub(crate) type Client = AgentServiceClient<tonic::transport::Channel>;
+
+/// Everything that happens on one connection: three streams, each with its own supervision, and the renewal of the
+/// certificate. Whichever first finds the connection unusable ends them all.
+async fn converse(
+    ctx: &Context,
+    link: Link,
+    old: Option<Client>,
+    reports: &mut Reports,
+    schedule: &mut Schedule,
+) -> Ended {
     let addresses = Addresses::detect(&ctx.settings.overrides, link.local.map(|local| local.ip()));
     let client = AgentServiceClient::new(link.channel);
-    supervise_reports(ctx, client, reports, &addresses).await
+    let open = Streams::new(ctx);
+    tokio::select! {
+        biased;
+        ended = supervise_reports(ctx, client.clone(), reports, &addresses, &open) => ended,
+        ended = supervise(ctx, Stream::Keys, &client, &open) => ended,
+        ended = supervise(ctx, Stream::Files, &client, &open) => ended,
+        renewed = renew(ctx, &client, schedule) => match renewed {
+            Renewed::Moved(link) => Ended::Moved(link, client.clone()),
+            Renewed::Ended(ended) => ended,
+        },
+        never = keep(old) => match never {},
+    }
 }
 
-type Client = AgentServiceClient<tonic::transport::Channel>;
+/// Holds the connection before this one until the streams are here, so that nobody sees this machine without one.
+async fn keep(old: Option<Client>) -> Infallible {
+    if let Some(old) = old {
+        sleep(SETTLED_AFTER).await;
+        drop(old);
+    }
+    std::future::pending().await
+}
+
+/// The streams of a connection.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Stream {
+    Reports,
+    Keys,
+    Files,
+}
+
+impl Stream {
+    fn as_str(self) -> &'static str {
+        match self {
+            Self::Reports => "reports",
+            Self::Keys => "key requests",
+            Self::Files => "files",
+        }
+    }
+}
+
+/// Which streams of a connection have been opened; with all of them the agent serves.
+pub(crate) struct Streams<'a> {
+    ctx: &'a Context,
+    open: AtomicU8,
+}
+
+impl<'a> Streams<'a> {
+    fn new(ctx: &'a Context) -> Self {
+        Self { ctx, open: AtomicU8::new(0) }
+    }
+
+    pub(crate) fn opened(&self, stream: Stream) {
+        let bit = 1 << stream as u8;
+        if self.open.fetch_or(bit, Ordering::Relaxed) | bit == 0b111 {
+            self.ctx.control.set(State::Serving);
+        }
+    }
+}
+
+/// The waits before a stream is opened again on the same connection: none the first time, then more and more.
+struct Reopening {
+    backoff: Backoff,
+    at_once: bool,
+    opened: Mono,
+}
+
+impl Reopening {
+    fn new(ctx: &Context) -> Self {
+        let backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
+        Self { backoff, at_once: true, opened: ctx.parts.clock.monotonic() }
+    }
+
+    fn opens(&mut self, ctx: &Context) {
+        self.opened = ctx.parts.clock.monotonic();
+    }
+
+    fn wait(&mut self, ctx: &Context, told: Option<Duration>) -> Duration {
+        if Duration::from_secs(30) <= ctx.parts.clock.monotonic().since(self.opened) {
+            self.at_once = true;
+            self.backoff.reset();
+        }
+        let at_once = std::mem::take(&mut self.at_once);
+        match told {
+            Some(bound) => jitter(ctx.entropy(), bound),
+            None if at_once => Duration::ZERO,
+            None => self.backoff.next(ctx.entropy()),
+        }
+    }
+}
+
+/// Keeps a stream from the server open for as long as the connection is worth keeping.
+async fn supervise(ctx: &Context, stream: Stream, client: &Client, open: &Streams<'_>) -> Ended {
+    let mut reopening = Reopening::new(ctx);
+    loop {
+        reopening.opens(ctx);
+        let ended = match stream {
+            Stream::Files => files::stream(ctx, client.clone(), open).await,
+            Stream::Keys | Stream::Reports => keys::stream(ctx, client.clone(), open).await,
+        };
+        let wait = match ended {
+            Ended::Clean => reopening.wait(ctx, None),
+            Ended::Refused(refusal) if refusal.code == Code::Unimplemented => {
+                // A server that does not know it will not learn it soon, and is served without it.
+                open.opened(stream);
+                LONG_PAUSE
+            }
+            Ended::Refused(refusal) if refusal.on_session() == Verdict::Retry => {
+                tracing::info!(stream = stream.as_str(), error = %refusal, "stream ended");
+                reopening.wait(ctx, refusal.retry)
+            }
+            ended => return ended,
+        };
+        sleep(wait).await;
+    }
+}
 
 /// Keeps the report stream open for as long as the connection is worth keeping.
-async fn supervise_reports(ctx: &Context, client: Client, reports: &mut Reports, addresses: &Addresses) -> Ended {
-    let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(5));
-    let mut again_at_once = true;
+async fn supervise_reports(
+    ctx: &Context,
+    client: Client,
+    reports: &mut Reports,
+    addresses: &Addresses,
+    open: &Streams<'_>,
+) -> Ended {
+    let mut reopening = Reopening::new(ctx);
     loop {
-        let opened = ctx.parts.clock.monotonic();
-        let ended = report(ctx, client.clone(), reports, addresses).await;
+        reopening.opens(ctx);
+        let ended = report(ctx, client.clone(), reports, addresses, open).await;
         let Ended::Refused(refusal) = ended else { return ended };
         if refusal.on_session() != Verdict::Retry {
             return Ended::Refused(refusal);
         }
-        tracing::info!(error = %refusal, "report stream ended");
-        if Duration::from_secs(30) <= ctx.parts.clock.monotonic().since(opened) {
-            again_at_once = true;
-            backoff.reset();
-        }
-        let wait = match refusal.retry {
-            Some(bound) => jitter(ctx.entropy(), bound),
-            None if again_at_once => Duration::ZERO,
-            None => backoff.next(ctx.entropy()),
-        };
-        again_at_once = false;
-        if ctx.pause(wait).await.is_err() {
+        tracing::info!(stream = Stream::Reports.as_str(), error = %refusal, "stream ended");
+        if ctx.pause(reopening.wait(ctx, refusal.retry)).await.is_err() {
             // The connection is still good: the farewell gets a stream of its own on it.
-            set_stop_notice(ctx, reports).await;
-            let first = reports.make(ReportKind::Notice, addresses);
+            set_stop_notice(ctx).await;
+            let first = reports.make(ctx, ReportKind::Notice, addresses);
             say_goodbye(client, first).await;
             return Ended::Left;
         }
@@ -211,62 +377,68 @@ async fn supervise_reports(ctx: &Context, client: Client, reports: &mut Reports,
 }
 
 /// One report stream, from its first report, which goes out at once, to its end.
-async fn report(ctx: &Context, mut client: Client, reports: &mut Reports, addresses: &Addresses) -> Ended {
+async fn report(
+    ctx: &Context,
+    mut client: Client,
+    reports: &mut Reports,
+    addresses: &Addresses,
+    open: &Streams<'_>,
+) -> Ended {
     let (sender, receiver) = mpsc::channel(REPORT_SLOTS);
     // Cannot fail: the channel is new and empty.
-    let _ = sender.try_send(reports.make(ReportKind::First, addresses));
+    let _ = sender.try_send(reports.make(ctx, ReportKind::First, addresses));
     let mut call = pin!(client.report_health(ReceiverStream::new(receiver)));
     let opened = Instant::now();
     let mut next = reports.pause(ctx.entropy()).map(|pause| opened + pause);
     let mut settled = false;
+    let mut due = None;
     loop {
         tokio::select! {
             biased;
-            () = ctx.control.stopped() => {
-                set_stop_notice(ctx, reports).await;
-                // A slot is always free for this one: periodic reports leave it alone.
-                let _ = sender.try_send(reports.make(ReportKind::Notice, addresses));
-                drop(sender);
-                let _ = timeout(FAREWELL_ANSWER, call).await;
-                return Ended::Left;
+            () = ctx.control.stopped() => break,
+            // Made when there is room for it, so that it says the newest. Periodic reports leave room.
+            Ok(room) = sender.reserve(), if due.is_some() => {
+                room.send(reports.make(ctx, due.take().unwrap_or(ReportKind::Change), addresses));
             }
-            answer = &mut call => {
-                return match answer.map_err(CallError::from) {
-                    Ok(_) => Ended::Clean,
-                    Err(CallError::Refused(refusal)) => Ended::Refused(refusal),
-                    Err(lost) => Ended::Lost(lost),
-                };
-            }
+            kind = ctx.board.due(), if due.is_none() => due = Some(kind),
+            answer = &mut call => return answer.map_or_else(Ended::from, |_| Ended::Clean),
             () = sleep_until(opened + SETTLED_AFTER), if !settled => {
                 settled = true;
-                ctx.control.set(State::Serving);
+                open.opened(Stream::Reports);
             }
             () = sleep_until(next.unwrap_or(opened)), if next.is_some() => {
                 // A server that does not read gets no queue of old reports: the next one says all that this one would.
                 if sender.capacity() == sender.max_capacity() {
-                    let _ = sender.try_send(reports.make(ReportKind::Periodic, addresses));
+                    let _ = sender.try_send(reports.make(ctx, ReportKind::Periodic, addresses));
                 }
                 next = reports.pause(ctx.entropy()).map(|pause| Instant::now() + pause);
             }
         }
     }
+    set_stop_notice(ctx).await;
+    let notice = reports.make(ctx, ReportKind::Notice, addresses);
+    // Half-closed once it is said: the server answers that it heard.
+    let said = async move { sender.send(notice).await.is_ok() };
+    let _ = timeout(FAREWELL_ANSWER, async { tokio::join!(said, call) }).await;
+    Ended::Left
 }
 
-async fn set_stop_notice(ctx: &Context, reports: &mut Reports) {
+async fn set_stop_notice(ctx: &Context) {
     let detected_at = ctx.now();
     let action = stop_action(ctx.settings.leave_on_stop).await;
     tracing::info!(action = action.as_str(), "stop asked for");
     ctx.control.set(State::Leaving);
-    reports.set_notice(Notice { action, deadline: None, detected_at, id: hex(ctx.entropy(), 8) });
+    ctx.board.set_notice(Notice { action, deadline: None, detected_at, id: hex(ctx.entropy(), 8) });
 }
 
 /// Tells a server we are not connected to: one attempt, then the process ends in any case.
-async fn farewell(ctx: &Context, tls: &Arc<ClientConfig>, reports: &mut Reports) {
+async fn farewell(ctx: &Context, reports: &mut Reports) {
     let told = async {
-        set_stop_notice(ctx, reports).await;
-        let Ok(Ok(link)) = timeout(FAREWELL_DIAL, open(ctx, tls)).await else { return false };
+        set_stop_notice(ctx).await;
+        let Ok(tls) = tls_of(ctx) else { return false };
+        let Ok(Ok(link)) = timeout(FAREWELL_DIAL, open(ctx, &tls)).await else { return false };
         let addresses = Addresses::detect(&ctx.settings.overrides, link.local.map(|local| local.ip()));
-        let notice = reports.make(ReportKind::Notice, &addresses);
+        let notice = reports.make(ctx, ReportKind::Notice, &addresses);
         say_goodbye(AgentServiceClient::new(link.channel), notice).await
     };
     let told = timeout(FAREWELL_LIMIT, told).await.unwrap_or(false);

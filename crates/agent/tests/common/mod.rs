@@ -23,6 +23,7 @@ use std::{
 
 use nstance_agent::{
     Components, Control, State,
+    disk::Disk,
     link::{Net, Socket},
     settings::{Address, Settings},
 };
@@ -196,6 +197,7 @@ impl World {
             clock: self.plane.clock.clone(),
             entropy: Arc::new(SeededEntropy::new(77)),
             net: self.net.clone(),
+            disk: Disk::default(),
             console: false,
         }
     }
