@@ -87,6 +87,18 @@ pub enum Register {
     SignWithBundle(String),
 }
 
+/// How to answer one renewal.
+#[derive(Clone)]
+pub enum Renew {
+    Sign,
+    /// Sign, and tell to renew again after this time.
+    SignFor(Duration),
+    SignAndLose,
+    SignWithBundle(String),
+    Nonsense,
+    Refuse(Code, &'static str),
+}
+
 /// How to treat one report stream.
 #[derive(Clone)]
 pub enum Talk {
@@ -105,6 +117,7 @@ pub enum Talk {
 pub enum Seen {
     Registered { at: Instant, request: Box<v1::RegisterClientRequest> },
     StreamOpened { at: Instant, serial: String },
+    Renewed { at: Instant, key: Vec<u8> },
     Report { at: Instant, report: Box<v1::HealthReportRequest> },
     HalfClosed { at: Instant },
 }
@@ -119,6 +132,7 @@ pub struct Plane {
     /// Scripts; empty means `Sign` and `Listen`.
     pub register: Mutex<VecDeque<Register>>,
     pub talk: Mutex<VecDeque<Talk>>,
+    pub renew: Mutex<VecDeque<Renew>>,
     seen: mpsc::Sender<Seen>,
 }
 
@@ -150,6 +164,7 @@ impl World {
             ttl: Mutex::new(DAY),
             register: Mutex::default(),
             talk: Mutex::default(),
+            renew: Mutex::default(),
             seen: sender,
         };
         let directory = tempfile::tempdir().unwrap();
@@ -180,6 +195,10 @@ impl World {
 
     pub fn script_talk(&self, talks: impl IntoIterator<Item = Talk>) {
         self.plane.talk.lock().unwrap().extend(talks);
+    }
+
+    pub fn script_renew(&self, answers: impl IntoIterator<Item = Renew>) {
+        self.plane.renew.lock().unwrap().extend(answers);
     }
 
     pub fn settings(&self) -> Settings {
@@ -233,7 +252,7 @@ impl World {
     }
 
     pub async fn next(&mut self) -> Seen {
-        tokio::time::timeout(Duration::from_secs(3600), self.seen.recv()).await.expect("seen in time").unwrap()
+        tokio::time::timeout(DAY, self.seen.recv()).await.expect("seen in time").unwrap()
     }
 
     pub async fn next_registration(&mut self) -> (Instant, v1::RegisterClientRequest) {
@@ -248,6 +267,14 @@ impl World {
         loop {
             if let Seen::StreamOpened { at, serial } = self.next().await {
                 return (at, serial);
+            }
+        }
+    }
+
+    pub async fn next_renewal(&mut self) -> (Instant, Vec<u8>) {
+        loop {
+            if let Seen::Renewed { at, key } = self.next().await {
+                return (at, key);
             }
         }
     }
@@ -546,8 +573,30 @@ impl v1::agent_service_server::AgentService for Service {
 
     async fn renew_certificate(
         &self,
-        _: Request<v1::RenewCertificateRequest>,
+        request: Request<v1::RenewCertificateRequest>,
     ) -> Result<Response<v1::RenewCertificateResponse>, Status> {
-        Err(Status::unimplemented("not asked for here"))
+        let plane = &self.0;
+        let pem = request.into_inner().public_key_pem;
+        plane.see(Seen::Renewed { at: Instant::now(), key: pem.clone() });
+        let script = plane.renew.lock().unwrap().pop_front().unwrap_or(Renew::Sign);
+        let key = PublicKey::from_pem(&pem).map_err(|_| refusal(Code::InvalidArgument, "BAD_REQUEST"))?;
+        let answer = |key: &PublicKey, bundle: &str, renew_after: Option<Duration>| v1::RenewCertificateResponse {
+            client_certificate_pem: plane.sign(key, *plane.ttl.lock().unwrap()).into_bytes(),
+            ca_bundle_pem: bundle.as_bytes().to_vec(),
+            renew_after: renew_after.map(|after| prost_types::Timestamp {
+                seconds: plane.clock.now().plus(after).as_millis() / 1000,
+                nanos: 0,
+            }),
+            ..Default::default()
+        };
+        let bundle = plane.ca.bundle_pem();
+        match script {
+            Renew::Sign => Ok(Response::new(answer(&key, bundle, None))),
+            Renew::SignFor(after) => Ok(Response::new(answer(&key, bundle, Some(after)))),
+            Renew::SignWithBundle(bundle) => Ok(Response::new(answer(&key, &bundle, None))),
+            Renew::SignAndLose => Err(Status::unavailable("the answer got lost")),
+            Renew::Nonsense => Ok(Response::new(answer(&KeyPair::generate(&*plane.dice).public_key(), bundle, None))),
+            Renew::Refuse(code, reason) => Err(refusal(code, reason)),
+        }
     }
 }

@@ -1,0 +1,254 @@
+//! A certificate is renewed while it is good, on the open session, and the session moves to it without a gap.
+
+mod common;
+
+use std::{
+    fs,
+    path::Path,
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
+    time::Duration,
+};
+
+use common::{Register, Renew, START, Seen, World};
+use nstance_agent::{Control, State, disk::Disk};
+use nstance_identity::{
+    ca::{CaProfile, make_ca_certificate},
+    keys::KeyPair,
+    peer::Peer,
+};
+use nstance_rt::{clock::TokioClock, entropy::SeededEntropy};
+use rustls::pki_types::{CertificateDer, pem::PemObject as _};
+use tokio::time::Instant;
+use tonic::Code;
+
+const HOUR: Duration = Duration::from_secs(3600);
+/// Of a certificate here: each of its hours is hundreds of pings on the wire.
+const LIFE: Duration = Duration::from_secs(1800);
+const MINUTE: Duration = Duration::from_secs(60);
+
+fn serving(state: &State) -> bool {
+    *state == State::Serving
+}
+
+/// A world whose agent reports only when there is something to say, so that days are short.
+async fn serving_world() -> World {
+    let mut world = World::new();
+    *world.plane.ttl.lock().unwrap() = LIFE;
+    world.write_nonce(HOUR);
+    world.start_server();
+    world.start_agent_with(world.settings_with(&[("METRICS_INTERVAL", "0")]));
+    world.next_report().await;
+    world.until(serving).await;
+    world
+}
+
+fn certificate(world: &World) -> Peer {
+    let pem = fs::read(world.path("identity/identity.crt")).unwrap();
+    Peer::from_der(&CertificateDer::from_pem_slice(&pem).unwrap()).unwrap()
+}
+
+#[tokio::test(start_paused = true)]
+async fn certificate_is_renewed_in_its_last_third_and_the_session_moves_without_a_gap() {
+    let mut world = serving_world().await;
+    let began = Instant::now();
+    let first = certificate(&world);
+    let key = fs::read(world.path("identity/identity.key")).unwrap();
+    for _ in 0..3 {
+        let before = certificate(&world);
+        let (at, _) = world.next_renewal().await;
+        let (moved, serial) = world.next_stream().await;
+        assert_eq!(world.net.n_open(), 2, "the old connection stands until the streams are on the new one");
+        assert_eq!(serial, certificate(&world).serial);
+        assert_ne!(serial, before.serial);
+        assert!(moved - at < Duration::from_secs(1), "{:?}", moved - at);
+        world.next_report().await;
+        tokio::time::sleep(Duration::from_secs(2)).await;
+        assert_eq!(world.net.n_open(), 1);
+        assert!(serving(&world.control.state().borrow()));
+    }
+    let average = began.elapsed() / 3;
+    assert!(LIFE * 2 / 3 - LIFE / 10 <= average && average <= LIFE * 2 / 3 + MINUTE, "{average:?}");
+    assert_eq!(fs::read(world.path("identity/identity.key")).unwrap(), key, "the key stays");
+    assert!(first.not_after < certificate(&world).not_after);
+}
+
+#[tokio::test(start_paused = true)]
+async fn issuer_may_tell_when_to_renew() {
+    let mut world = serving_world().await;
+    world.script_renew([Renew::SignFor(10 * MINUTE)]);
+    let (first, _) = world.next_renewal().await;
+    let (second, _) = world.next_renewal().await;
+    // Less up to a tenth of its life.
+    let gap = second - first;
+    assert!((6 * MINUTE..=11 * MINUTE).contains(&gap), "{gap:?}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn failed_renewal_is_tried_again_and_costs_no_session() {
+    let mut world = serving_world().await;
+    let busy = || Renew::Refuse(Code::ResourceExhausted, "TOO_MANY_RENEWALS");
+    world.script_renew([busy(), Renew::SignAndLose, Renew::Nonsense, busy(), Renew::Sign]);
+    let serial = certificate(&world).serial;
+    let mut tries = Vec::new();
+    for _ in 0..4 {
+        tries.push(world.next_renewal().await.0);
+        tokio::task::yield_now().await;
+        assert_eq!(certificate(&world).serial, serial, "nothing is taken but a certificate for this key");
+        assert!(serving(&world.control.state().borrow()));
+    }
+    tries.push(world.next_renewal().await.0);
+    for (n, pair) in tries.windows(2).enumerate() {
+        let bound = (Duration::from_secs(30) * 2_u32.pow(u32::try_from(n).unwrap())).min(10 * MINUTE);
+        assert!(pair[1] - pair[0] <= bound, "try {n}: {:?}", pair[1] - pair[0]);
+    }
+    let (_, now) = world.next_stream().await;
+    assert_ne!(now, serial);
+}
+
+#[tokio::test(start_paused = true)]
+async fn certificate_that_passes_no_longer_is_not_renewed_but_rejoined() {
+    let mut world = serving_world().await;
+    world.script_renew([Renew::Refuse(Code::Unauthenticated, "CERT_SUPERSEDED")]);
+    world.next_renewal().await;
+    let (_, request) = world.next_registration().await;
+    assert_eq!(request.rejoin.unwrap().counter, 1);
+    world.until(serving).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn server_away_for_longer_than_the_certificate_lives_is_rejoined() {
+    let mut world = World::new();
+    *world.plane.ttl.lock().unwrap() = LIFE;
+    world.write_nonce(HOUR);
+    let server = world.start_server();
+    world.start_agent();
+    world.until(serving).await;
+    let before = certificate(&world);
+    world.kill(server).await;
+    tokio::time::sleep(LIFE * 2).await;
+    assert!(before.not_after < world.plane.clock.now());
+    while world.seen.try_recv().is_ok() {}
+    world.start_server();
+    let (_, request) = world.next_registration().await;
+    assert!(request.rejoin.is_some() && request.registration_nonce_jwt.is_empty());
+    world.until(serving).await;
+    assert_ne!(certificate(&world).serial, before.serial);
+}
+
+#[tokio::test(start_paused = true)]
+async fn bundle_of_a_renewal_is_taken_only_if_it_overlaps() {
+    let mut world = serving_world().await;
+    let dice = SeededEntropy::new(5);
+    let stranger =
+        make_ca_certificate(&KeyPair::generate(&dice), &CaProfile::of("demo".parse().unwrap()), START, &dice);
+    let both = format!("{}{}", world.plane.ca.bundle_pem(), stranger.chain_pem);
+    world.script_renew([Renew::SignWithBundle(stranger.chain_pem.clone()), Renew::SignWithBundle(both.clone())]);
+    let bundle = |world: &World| fs::read_to_string(world.path("identity/ca.crt")).unwrap();
+    world.next_renewal().await;
+    world.next_stream().await;
+    assert_eq!(bundle(&world), world.plane.ca.bundle_pem());
+    world.next_renewal().await;
+    world.next_stream().await;
+    assert_eq!(bundle(&world), both);
+}
+
+/// Runs an agent that dies at the `n`th step it takes on disk after `armed`; answers whether it did.
+async fn dies_at(world: &mut World, n: usize, armed: impl AsyncFnOnce(&mut World)) -> bool {
+    let steps = Arc::new(AtomicUsize::new(usize::MAX));
+    let counted = steps.clone();
+    let watcher = move |_: nstance_agent::disk::Step, _: &Path| {
+        let left = counted.load(Ordering::SeqCst);
+        if left != usize::MAX {
+            assert_ne!(left, 0, "the process dies here");
+            counted.store(left - 1, Ordering::SeqCst);
+        }
+    };
+    let parts = nstance_agent::Components { disk: Disk::watched(Arc::new(watcher)), ..world.parts() };
+    let settings = world.settings_with(&[("METRICS_INTERVAL", "0")]);
+    nstance_agent::identity_dir::prepare(&settings).unwrap();
+    let mut agent = tokio::spawn(nstance_agent::run(settings, parts, world.control.clone()));
+    let arm = async {
+        steps.store(n, Ordering::SeqCst);
+        armed(world).await;
+    };
+    tokio::select! {
+        died = &mut agent => {
+            assert!(died.unwrap_err().is_panic());
+            true
+        }
+        () = arm => {
+            agent.abort();
+            let _ = agent.await;
+            false
+        }
+    }
+}
+
+/// After a death at any step a new start ends well: serving, with one certificate that is the key's and good.
+async fn ends_well(world: &mut World, key: Option<&[u8]>) {
+    world.control = Control::new();
+    while world.seen.try_recv().is_ok() {}
+    world.start_agent_with(world.settings_with(&[("METRICS_INTERVAL", "0")]));
+    world.next_report().await;
+    world.until(serving).await;
+    let peer = certificate(world);
+    let now = world.plane.clock.now();
+    assert!(peer.not_before < now && now < peer.not_after);
+    let found = fs::read(world.path("identity/identity.key")).unwrap();
+    assert!(key.is_none_or(|key| key == found), "the key stays");
+    assert_eq!(KeyPair::from_pkcs8_pem(&found).unwrap().public_key(), peer.public_key);
+    assert!(!world.path("identity/nonce.jwt").exists());
+}
+
+#[tokio::test(start_paused = true)]
+async fn death_at_any_step_of_a_registration_is_only_a_later_start() {
+    let mut n = 0;
+    loop {
+        let mut world = World::with(9, Arc::new(TokioClock::starting_at(START)));
+        *world.plane.ttl.lock().unwrap() = LIFE;
+        world.write_nonce(HOUR);
+        world.script_register([Register::SignAndLose]);
+        world.start_server();
+        let died = dies_at(&mut world, n, async |world| {
+            world.until(serving).await;
+        })
+        .await;
+        ends_well(&mut world, None).await;
+        if !died {
+            break;
+        }
+        n += 1;
+    }
+    assert!(10 < n, "{n} steps");
+}
+
+#[tokio::test(start_paused = true)]
+async fn death_at_any_step_of_a_renewal_is_only_a_later_start() {
+    let mut n = 0;
+    loop {
+        let mut world = World::with(9, Arc::new(TokioClock::starting_at(START)));
+        *world.plane.ttl.lock().unwrap() = LIFE;
+        // Enrolled by an earlier process; this one only renews.
+        let key = KeyPair::generate(&*world.plane.dice).to_pkcs8_pem().as_bytes().to_vec();
+        let public = KeyPair::from_pkcs8_pem(&key).unwrap().public_key();
+        fs::write(world.path("identity/identity.key"), &key).unwrap();
+        fs::write(world.path("identity/identity.crt"), world.plane.sign(&public, LIFE)).unwrap();
+        fs::write(world.path("identity/cluster.id"), "demo").unwrap();
+        world.start_server();
+        let died = dies_at(&mut world, n, async |world| {
+            world.next_renewal().await;
+            while !matches!(world.next().await, Seen::StreamOpened { .. }) {}
+            world.next_report().await;
+        })
+        .await;
+        ends_well(&mut world, Some(&key)).await;
+        if !died {
+            break;
+        }
+        n += 1;
+    }
+    assert!(3 < n, "{n} steps");
+}
