@@ -1,11 +1,13 @@
 //! Benchmarks on a real environment of their own: real processes, real TLS, numbers from the server's own histograms.
 //!
 //! `replacement`: kills agents hard, one after the other, and shows how long after the break of its stream each
-//! replacement's create call began. `failover`: see there. Build with `--release` before you believe a number.
+//! replacement's create call began. `failover`, `notices`, `agent`: see there. Build with `--release` before you believe a number.
 
+mod agent;
 mod failover;
+mod notices;
 
-pub(crate) use self::failover::failover;
+pub(crate) use self::{agent::agent, failover::failover, notices::notices};
 
 use std::{
     path::{Path, PathBuf},

@@ -13,7 +13,7 @@ use rustix::process::Signal;
 use crate::{
     bench, detach, kill,
     layout::Layout,
-    logs, partition, pause,
+    logs, notice, partition, pause,
     records::{self, RunFile},
     render::Size,
     s3::{S3Options, S3Server},
@@ -47,6 +47,8 @@ enum Command {
     Kill(KillArgs),
     /// Let something stand still
     Pause(PauseArgs),
+    /// Tell an instance that its cloud will take it, as a spot machine is told
+    Notice(NoticeArgs),
     /// Cut or slow the way between two: server/N and s3, or agents or operators and shard/NAME
     Partition(PartitionArgs),
     /// Remove every fault, resume everything, and start again what `kill --no-restart` left down
@@ -152,6 +154,50 @@ pub(crate) struct KillArgs {
     pub(crate) no_wait: bool,
 }
 
+#[derive(Debug, Args)]
+pub(crate) struct NoticeArgs {
+    /// Directory of the environment
+    #[arg(long, default_value = "temp")]
+    pub(crate) dir: PathBuf,
+    /// instance/ID
+    pub(crate) target: String,
+    /// What will be done to it
+    #[arg(long, value_enum, default_value_t = NoticeAction::Terminate)]
+    pub(crate) action: NoticeAction,
+    /// When, as in 2m; without it the notice names no time
+    #[arg(long = "in", value_name = "DURATION", value_parser = duration)]
+    pub(crate) within: Option<Duration>,
+    /// Return at once instead of measuring the replacement
+    #[arg(long)]
+    pub(crate) no_wait: bool,
+}
+
+/// What a cloud may announce.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum NoticeAction {
+    Terminate,
+    Stop,
+    Hibernate,
+    Preempt,
+    /// Advice
+    Rebalance,
+    /// Advice
+    Maintenance,
+}
+
+impl NoticeAction {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Terminate => "terminate",
+            Self::Stop => "stop",
+            Self::Hibernate => "hibernate",
+            Self::Preempt => "preempt",
+            Self::Rebalance => "rebalance",
+            Self::Maintenance => "maintenance",
+        }
+    }
+}
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub(crate) enum Deadly {
     /// At once
@@ -228,6 +274,27 @@ enum BenchCommand {
         #[arg(long, default_value_t = 4)]
         size: u32,
         /// Exit with 1 if a 99th percentile is above what is promised
+        #[arg(long)]
+        check: bool,
+    },
+    /// How long after an agent sees a notice of its cloud the create call of the replacement begins
+    Notices {
+        /// Instances that get a notice, all at the same moment
+        #[arg(long, default_value_t = 50)]
+        size: u32,
+        /// Exit with 1 if the 99th percentile is above 10 ms
+        #[arg(long)]
+        check: bool,
+    },
+    /// What an idle agent costs: memory, processor, size of the program
+    Agent {
+        /// How long it is watched
+        #[arg(long = "for", value_name = "DURATION", value_parser = duration, default_value = "60s")]
+        watch: Duration,
+        /// The agent to measure; the one beside this program otherwise
+        #[arg(long, value_name = "FILE")]
+        agent: Option<PathBuf>,
+        /// Exit with 1 if it costs more than is promised: 4 MiB, 0.1 % of a core, 3 MB
         #[arg(long)]
         check: bool,
     },
@@ -356,6 +423,7 @@ async fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Kill(args) => kill::run(&Layout::open(&args.dir)?, &args).await,
         Command::Pause(args) => pause::run(&Layout::open(&args.dir)?, &args).await,
+        Command::Notice(args) => notice::run(&Layout::open(&args.dir)?, &args).await,
         Command::Partition(args) => partition::run(&Layout::open(&args.dir)?, &args).await,
         Command::Heal(DirArg { dir }) => partition::heal(&Layout::open(&dir)?).await,
         Command::Bench(BenchCommand::Replacement { size, kills, max_p99_ms }) => {
@@ -363,6 +431,12 @@ async fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::Bench(BenchCommand::Failover { runs, only, size, check }) => {
             bench::failover(runs, only, size, check).await.map(|()| ExitCode::SUCCESS)
+        }
+        Command::Bench(BenchCommand::Notices { size, check }) => {
+            bench::notices(size, check).await.map(|()| ExitCode::SUCCESS)
+        }
+        Command::Bench(BenchCommand::Agent { watch, agent, check }) => {
+            bench::agent(watch, agent, check).await.map(|()| ExitCode::SUCCESS)
         }
         Command::S3(args) => s3(args).await,
         Command::Sim(args) => sim(&args),

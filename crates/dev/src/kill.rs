@@ -42,11 +42,34 @@ async fn instance(layout: &Layout, id: &str, no_wait: bool) -> anyhow::Result<Ex
     let instance = id.parse().with_context(|| format!("read instance id {id:?}"))?;
     // Listening must begin before there is something to hear.
     let watched = if no_wait { None } else { Some(listen(layout, &shard).await) };
-    let (killed, killed_at) = (SystemClock.monotonic(), SystemClock.now());
+    let began = Began::now();
     if !kill_agent(&layout.instances(), instance).with_context(|| format!("kill the agent of {id}"))? {
         bail!("the agent of {id} (pid {}) died by itself just now", agent.pid);
     }
     say!("killed instance/{id} (pid {})", agent.pid);
+    tell_recovery(layout, watched, id, began).await
+}
+
+/// When something was done to an instance.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Began {
+    pub(crate) mono: Mono,
+    pub(crate) at: Timestamp,
+}
+
+impl Began {
+    pub(crate) fn now() -> Self {
+        Self { mono: SystemClock.monotonic(), at: SystemClock.now() }
+    }
+}
+
+/// Tells when the replacement of an instance was asked for and ready. Nobody listens if nobody wants to wait.
+pub(crate) async fn tell_recovery(
+    layout: &Layout,
+    watched: Option<anyhow::Result<(Client, Streaming<Event>)>>,
+    id: &str,
+    began: Began,
+) -> anyhow::Result<ExitCode> {
     let (mut client, events) = match watched {
         None => return Ok(ExitCode::SUCCESS),
         Some(Ok(watched)) => watched,
@@ -55,7 +78,7 @@ async fn instance(layout: &Layout, id: &str, no_wait: bool) -> anyhow::Result<Ex
             return Ok(ExitCode::SUCCESS);
         }
     };
-    let recovery = recovery(&mut client, events, id, killed, killed_at);
+    let recovery = recovery(&mut client, events, id, began);
     let why = match tokio::time::timeout(PATIENCE, recovery).await {
         Ok(Ok(Recovery::Ready(line))) => {
             say!("{line}");
@@ -75,7 +98,7 @@ enum Recovery {
     Held(String),
 }
 
-async fn listen(layout: &Layout, shard: &Shard) -> anyhow::Result<(Client, Streaming<Event>)> {
+pub(crate) async fn listen(layout: &Layout, shard: &Shard) -> anyhow::Result<(Client, Streaming<Event>)> {
     let mut client = api::connect(layout, shard).await?;
     let events = client.events().await?;
     Ok((client, events))
@@ -86,8 +109,7 @@ async fn recovery(
     client: &mut Client,
     mut events: Streaming<Event>,
     id: &str,
-    killed: Mono,
-    killed_at: Timestamp,
+    began: Began,
 ) -> anyhow::Result<Recovery> {
     let group = client.view().await?.instances.into_iter().find(|it| it.instance_id == id).map(|it| it.group);
     let mut looks = tokio::time::interval(HOLD_LOOK);
@@ -101,7 +123,7 @@ async fn recovery(
                 let hold = groups.flat_map(|it| &it.holds).next();
                 match hold {
                     // Many holds last for a moment only.
-                    Some(hold) if HOLD_LASTS < SystemClock.monotonic().since(killed) => {
+                    Some(hold) if HOLD_LASTS < SystemClock.monotonic().since(began.mono) => {
                         return Ok(Recovery::Held(format!("{}: {}", hold.kind, hold.message)));
                     }
                     _ => continue,
@@ -110,15 +132,15 @@ async fn recovery(
         };
         let ours = group.as_ref().is_none_or(|group| *group == event.group);
         if event.reason == "InstanceCreateRequested" && ours {
-            let at = millis(event.at.as_ref()).map_or(killed_at, Timestamp::from_millis);
-            break (event.instance_id, at.since(killed_at));
+            let at = millis(event.at.as_ref()).map_or(began.at, Timestamp::from_millis);
+            break (event.instance_id, at.since(began.at));
         }
     };
     loop {
         let view = client.view().await?;
         let ready = |it: &nstance_proto::v1::InstanceStatusResponse| it.status == "running" && it.health == "healthy";
         if view.instances.iter().any(|it| it.instance_id == replacement && ready(it)) {
-            let ready_after = SystemClock.monotonic().since(killed).as_secs_f64();
+            let ready_after = SystemClock.monotonic().since(began.mono).as_secs_f64();
             let requested = requested.as_millis();
             return Ok(Recovery::Ready(format!(
                 "replacement requested after {requested} ms, ready after {ready_after:.1} s ({replacement})"

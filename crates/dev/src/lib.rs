@@ -66,6 +66,8 @@ mod kill;
 
 mod pause;
 
+mod notice;
+
 mod partition;
 
 mod bench;

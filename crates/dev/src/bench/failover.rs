@@ -103,7 +103,7 @@ fn limits(way: Failover, ttl: Duration) -> (Option<Duration>, Option<Duration>) 
 }
 
 /// The smallest of the sorted times that this share of them does not exceed.
-fn quantile(sorted: &[Duration], share: f64) -> Duration {
+pub(super) fn quantile(sorted: &[Duration], share: f64) -> Duration {
     #[expect(
         clippy::cast_precision_loss,
         clippy::cast_possible_truncation,
