@@ -10,8 +10,8 @@ use nstance_agent::{
 use nstance_config::Config;
 use nstance_core::ids::Shard;
 use nstance_proto::v1::{
-    ConfigStatusResponse, Event, GroupStatus, InstanceStatusResponse, ListInstancesRequest, WatchEventsRequest,
-    operator_service_client::OperatorServiceClient,
+    ConfigStatusResponse, Event, GroupStatus, InstanceStatusResponse, ListInstancesRequest, RefreshConfigRequest,
+    RefreshConfigResponse, WatchEventsRequest, operator_service_client::OperatorServiceClient,
 };
 use nstance_store::s3::S3Store;
 use tokio::net::TcpStream;
@@ -21,6 +21,9 @@ use crate::{identity, layout::Layout, records, records::RunFile, roles, stored};
 
 /// A call that takes longer than this is no answer; the server reads from memory.
 const CALL_LIMIT: Duration = Duration::from_secs(3);
+
+/// It reads the store, and may wait for its turn.
+const REFRESH_LIMIT: Duration = Duration::from_secs(30);
 
 const PAGE: i32 = 500;
 
@@ -124,6 +127,15 @@ async fn within<T>(call: impl Future<Output = Result<tonic::Response<T>, Status>
 impl Client {
     pub(crate) async fn config(&mut self) -> Result<ConfigStatusResponse, Status> {
         within(self.service.get_config_status(())).await
+    }
+
+    /// The leader takes the config that lies in the store.
+    pub(crate) async fn refresh(&mut self, confirm_removals: bool) -> Result<RefreshConfigResponse, Status> {
+        let request = RefreshConfigRequest { confirm_removals, dry_run: false };
+        match tokio::time::timeout(REFRESH_LIMIT, self.service.refresh_config(request)).await {
+            Ok(answer) => answer.map(tonic::Response::into_inner),
+            Err(_) => Err(Status::deadline_exceeded("the server did not answer within 30 s")),
+        }
     }
 
     pub(crate) async fn view(&mut self) -> Result<View, Status> {

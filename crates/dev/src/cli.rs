@@ -15,6 +15,7 @@ use crate::{
     layout::Layout,
     logs, notice, partition, pause,
     records::{self, RunFile},
+    refresh,
     render::Size,
     s3::{S3Options, S3Server},
     shape,
@@ -53,6 +54,8 @@ enum Command {
     Partition(PartitionArgs),
     /// Remove every fault, resume everything, and start again what `kill --no-restart` left down
     Heal(DirArg),
+    /// Let the leaders take the configs as they lie in the store now, edited by hand or not
+    Refresh(RefreshArgs),
     /// Measure, in an environment of its own
     #[command(subcommand)]
     Bench(BenchCommand),
@@ -170,6 +173,16 @@ pub(crate) struct NoticeArgs {
     /// Return at once instead of measuring the replacement
     #[arg(long)]
     pub(crate) no_wait: bool,
+}
+
+#[derive(Debug, Args)]
+pub(crate) struct RefreshArgs {
+    /// Directory of the environment
+    #[arg(long, default_value = "temp")]
+    pub(crate) dir: PathBuf,
+    /// Let the config take away more instances than the removal brake lets pass
+    #[arg(long)]
+    pub(crate) confirm_removals: bool,
 }
 
 /// What a cloud may announce.
@@ -425,6 +438,7 @@ async fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         Command::Pause(args) => pause::run(&Layout::open(&args.dir)?, &args).await,
         Command::Notice(args) => notice::run(&Layout::open(&args.dir)?, &args).await,
         Command::Partition(args) => partition::run(&Layout::open(&args.dir)?, &args).await,
+        Command::Refresh(args) => refresh::run(&Layout::open(&args.dir)?, &args).await,
         Command::Heal(DirArg { dir }) => partition::heal(&Layout::open(&dir)?).await,
         Command::Bench(BenchCommand::Replacement { size, kills, max_p99_ms }) => {
             bench::replacement(size, kills, max_p99_ms).await.map(|()| ExitCode::SUCCESS)

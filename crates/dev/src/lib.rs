@@ -68,6 +68,8 @@ mod pause;
 
 mod notice;
 
+mod refresh;
+
 mod partition;
 
 mod bench;

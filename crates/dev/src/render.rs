@@ -74,7 +74,7 @@ pub(crate) fn render(
         set_size(&mut config, size)?;
     }
     let text = format!(
-        "// Written by nstance-dev from {name}. It is yours now: edit it, the next start of the server reads it.\n{config:#}\n"
+        "// Written by nstance-dev from {name}. It is yours now: edit it, then run `nstance-dev refresh`.\n{config:#}\n"
     );
     check("the rendered config", text.as_bytes(), Some(&shard(number)))?;
     Ok(text)
