@@ -12,6 +12,8 @@
 
 pub mod keys;
 
+pub mod material;
+
 mod der;
 mod pem;
 
