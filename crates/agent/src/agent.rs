@@ -12,6 +12,7 @@ use crate::{
     boot,
     context::{Components, Context, Control, State, Stopped},
     enrol::{Enrolment, enrol, rejoin},
+    files,
     health::Reports,
     local, metadata, sample,
     session::{SessionOver, serve},
@@ -60,7 +61,9 @@ pub async fn run(settings: Settings, parts: Components, control: Control) {
 
 /// What goes on whether there is a session or not.
 async fn beside(ctx: &Context) -> Infallible {
-    let parts = async { tokio::join!(metadata::watch(ctx), boot::watch(ctx), sample::watch(ctx), local::serve(ctx)) };
+    let parts = async {
+        tokio::join!(metadata::watch(ctx), boot::watch(ctx), sample::watch(ctx), local::serve(ctx), files::watch(ctx))
+    };
     let (never, ..) = parts.await;
     never
 }

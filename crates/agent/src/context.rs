@@ -20,7 +20,7 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{board::Board, disk::Disk, identity_dir::IdentityDir, link::Net, settings::Settings};
+use crate::{board::Board, disk::Disk, files::Shared, identity_dir::IdentityDir, link::Net, settings::Settings};
 
 /// What the agent is made of besides its settings.
 #[derive(Clone)]
@@ -130,6 +130,7 @@ pub(crate) struct Context {
     pub(crate) dir: IdentityDir,
     pub(crate) control: Control,
     pub(crate) board: Board,
+    pub(crate) files: Shared,
     /// Of this process; every stream carries it.
     pub(crate) session_id: String,
     /// The highest epoch a leader has spoken in.
@@ -148,6 +149,7 @@ impl Context {
             dir,
             control,
             board: Board::default(),
+            files: Shared::default(),
             session_id,
             highest_epoch: AtomicU64::new(0),
             renewal: Mutex::default(),

@@ -14,6 +14,8 @@ use std::{
     sync::Arc,
 };
 
+use rustix::fs::OFlags;
+
 /// Who may read a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Access {
@@ -92,13 +94,51 @@ impl Disk {
 
     /// Puts a staged file into its place, in the same file system.
     pub fn rename(&self, temporary: &Path, path: &Path) -> io::Result<()> {
-        self.step(Step::Rename, path);
-        fs::rename(temporary, path)?;
+        self.place(temporary, path)?;
         self.step(Step::Sync, path);
         match path.parent() {
             Some(directory) => sync_directory(directory),
             None => Ok(()),
         }
+    }
+
+    /// The first half of [`Disk::rename`]: whoever places many files syncs their directory once. A link that stands in
+    /// the place is replaced, not followed.
+    pub fn place(&self, temporary: &Path, path: &Path) -> io::Result<()> {
+        self.step(Step::Rename, path);
+        fs::rename(temporary, path)
+    }
+
+    /// Makes what was placed in a directory last.
+    pub fn sync(&self, directory: &Path) -> io::Result<()> {
+        self.step(Step::Sync, directory);
+        sync_directory(directory)
+    }
+
+    /// Sees to it that `path` is a directory, and not a link to one: what was planted there is removed, never followed.
+    pub fn directory(&self, path: &Path, mode: u32) -> io::Result<()> {
+        match fs::symlink_metadata(path) {
+            Ok(found) if found.is_dir() => return Ok(()),
+            Ok(_) => self.remove(path)?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(error),
+        }
+        self.step(Step::Write, path);
+        fs::create_dir(path)?;
+        // The umask may have taken bits away.
+        fs::set_permissions(path, Permissions::from_mode(mode))
+    }
+
+    /// As [`Disk::directory`], and with nothing in it.
+    pub fn empty_directory(&self, path: &Path, mode: u32) -> io::Result<()> {
+        self.directory(path, mode)?;
+        for entry in fs::read_dir(path)? {
+            let entry = entry?;
+            self.step(Step::Remove, &entry.path());
+            // Neither follows links.
+            if entry.file_type()?.is_dir() { fs::remove_dir_all(entry.path())? } else { fs::remove_file(entry.path())? }
+        }
+        Ok(())
     }
 
     /// Removes a file; one that is not there is removed already.
@@ -121,6 +161,13 @@ fn temporary(path: &Path) -> io::Result<PathBuf> {
     temporary.push(name);
     temporary.push(".tmp");
     Ok(directory.join(temporary))
+}
+
+/// Opens a regular file for reading. Links are not followed, and a pipe that was planted there does not make us wait.
+pub(crate) fn open_regular(path: &Path) -> io::Result<File> {
+    let flags = OFlags::NOFOLLOW.union(OFlags::NONBLOCK).bits().cast_signed();
+    let file = OpenOptions::new().read(true).custom_flags(flags).open(path)?;
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }
 
 fn sync_directory(path: &Path) -> io::Result<()> {

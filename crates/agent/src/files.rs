@@ -1,10 +1,61 @@
 //! Files that the server sends: staged, judged, and put into their places together.
+//!
+//! Nothing a server sends reaches beyond the directory of received files, and nothing it sends wrongly ends the stream:
+//! what is wrong with a file is kept beside it and told in reports.
+
+pub(crate) mod names;
+
+mod json;
+
+mod validate;
+
+pub(crate) mod errors;
+
+mod failures;
+
+mod batch;
+
+mod on_change;
+
+use std::{
+    collections::BTreeMap,
+    convert::Infallible,
+    fs,
+    os::unix::fs::MetadataExt as _,
+    sync::{Mutex, MutexGuard, PoisonError},
+};
+
+use nstance_proto::v1::{FileStatus, file_status::Status};
 
 use crate::{
     context::Context,
+    files::{
+        batch::{MAX_FILES, Receiver},
+        failures::Failures,
+        on_change::Hook,
+    },
     keys::hello,
     session::{Client, Ended, Stream, Streams},
 };
+
+/// What outlives a stream.
+#[derive(Default)]
+pub(crate) struct Shared {
+    failures: Mutex<Failures>,
+    hook: Hook,
+}
+
+impl Shared {
+    fn failures(&self) -> MutexGuard<'_, Failures> {
+        self.failures.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// What goes on whether there is a stream or not.
+pub(crate) async fn watch(ctx: &Context) -> Infallible {
+    batch::empty_stage(ctx);
+    on_change::watch(ctx).await
+}
 
 /// One stream of files, from its opening to its end.
 pub(crate) async fn stream(ctx: &Context, mut client: Client, open: &Streams<'_>) -> Ended {
@@ -13,12 +64,60 @@ pub(crate) async fn stream(ctx: &Context, mut client: Client, open: &Streams<'_>
         Err(status) => return status.into(),
     };
     open.opened(Stream::Files);
+    let mut receiver = Receiver::open(ctx);
     loop {
         match files.message().await {
             Ok(Some(file)) if !ctx.obeys(file.epoch) => return Ended::Deposed,
-            Ok(Some(_)) => {}
+            Ok(Some(file)) => receiver.take(file),
             Ok(None) => return Ended::Clean,
             Err(status) => return status.into(),
         }
+    }
+}
+
+/// The received files and what went wrong, as reports tell them. An error hides the time of the file it is about: the
+/// server must not take the old content for what it sent.
+pub(crate) fn status(ctx: &Context) -> BTreeMap<String, FileStatus> {
+    let entries = fs::read_dir(&ctx.settings.recv.path).into_iter().flatten().flatten();
+    let times = entries.filter_map(|entry| {
+        let name = entry.file_name().into_string().ok().filter(|name| !name.starts_with('.'))?;
+        // Of the entry itself: links are not followed.
+        let found = entry.metadata().ok().filter(fs::Metadata::is_file)?;
+        let nanos = i32::try_from(found.mtime_nsec()).unwrap_or(0);
+        Some((name, Status::LastModified(prost_types::Timestamp { seconds: found.mtime(), nanos })))
+    });
+    let errors = errors::all(ctx).into_iter().map(|(name, text)| (name, Status::Error(text)));
+    times.take(MAX_FILES).chain(errors).map(|(name, status)| (name, FileStatus { status: Some(status) })).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{os::unix::fs::symlink, time::Duration, time::SystemTime};
+
+    use super::*;
+
+    #[test]
+    fn report_shows_plain_files_with_their_times_and_errors_before_them() {
+        let (_outer, ctx) = Context::for_tests(&[]);
+        let recv = &ctx.settings.recv.path;
+        assert!(status(&ctx).is_empty());
+        for name in ["a.crt", "b.env", ".hidden"] {
+            let file = fs::File::create(recv.join(name)).unwrap();
+            file.set_modified(SystemTime::UNIX_EPOCH + Duration::from_millis(1500)).unwrap();
+        }
+        fs::create_dir(recv.join("dir")).unwrap();
+        symlink("/etc/passwd", recv.join("link")).unwrap();
+        errors::tell(&ctx, "b.env", "line 3 is wrong");
+        errors::tell(&ctx, "../x", "bad name");
+        let told: Vec<_> = status(&ctx).into_iter().map(|(name, status)| (name, status.status.unwrap())).collect();
+        let at = prost_types::Timestamp { seconds: 1, nanos: 500_000_000 };
+        assert_eq!(
+            told,
+            [
+                ("_._x".to_owned(), Status::Error("bad name".into())),
+                ("a.crt".to_owned(), Status::LastModified(at)),
+                ("b.env".to_owned(), Status::Error("line 3 is wrong".into())),
+            ]
+        );
     }
 }

@@ -6,7 +6,7 @@ use nstance_core::{ports::clock::Entropy, time::Timestamp};
 use nstance_proto::v1::{HealthReportRequest, ReportKind};
 use nstance_rt::entropy::jitter;
 
-use crate::{context::Context, machine, machine::Addresses};
+use crate::{context::Context, files, machine, machine::Addresses};
 
 /// Of the report's form.
 const PROTOCOL_VERSION: &str = "1";
@@ -35,6 +35,7 @@ impl Reports {
             count: self.count,
             started: Some(wire_time(self.started)),
             uptime: format!("{}s", machine::uptime().as_secs()),
+            files: files::status(ctx).into_iter().collect(),
             config_hash: ctx.dir.config_hash().unwrap_or_default(),
             kind: kind.into(),
             interval_ms: u32::try_from(self.interval.as_millis()).unwrap_or(u32::MAX),

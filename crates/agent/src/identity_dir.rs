@@ -10,6 +10,7 @@ use std::{
     path::{Path, PathBuf},
 };
 
+use nstance_core::time::Timestamp;
 use nstance_identity::{
     ca::{Bundle, CaError},
     keys::{KeyError, KeyPair},
@@ -26,6 +27,7 @@ const NONCE: &str = "nonce.jwt";
 const KEY: &str = "identity.key";
 const CERTIFICATE: &str = "identity.crt";
 const CONFIG_HASH: &str = "config.hash";
+const LAST_BATCH: &str = "write-files.last";
 const REJOIN_COUNTER: &str = "rejoin.counter";
 /// The cluster's id. A rejoin proof is bound to it, and neither key nor certificate says it.
 const CLUSTER: &str = "cluster.id";
@@ -119,6 +121,11 @@ impl IdentityDir {
 
     pub fn write_config_hash(&self, hash: &str) -> Result<(), DirError> {
         self.write(CONFIG_HASH, hash.as_bytes(), self.mode)
+    }
+
+    /// When files were last put into their places; a service manager may watch it.
+    pub fn write_last_batch(&self, at: Timestamp) -> Result<(), DirError> {
+        self.write(LAST_BATCH, format!("{}\n", at.as_millis()).as_bytes(), 0o644)
     }
 
     pub fn cluster(&self) -> Option<String> {
