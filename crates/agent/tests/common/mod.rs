@@ -10,6 +10,8 @@
     reason = "shared by several test files, none of which uses all of it"
 )]
 
+pub mod files;
+
 use std::{
     collections::{HashMap, VecDeque},
     io,
@@ -126,6 +128,7 @@ pub struct Plane {
     pub ca: Ca,
     pub nonce_key: KeyPair,
     pub dice: Arc<SeededEntropy>,
+    pub feeds: files::Feeds,
     pub clock: Arc<dyn Clock>,
     /// Life of the certificates it signs.
     pub ttl: Mutex<Duration>,
@@ -160,6 +163,7 @@ impl World {
             ca: Ca::load(made.chain_pem.as_bytes(), [ca_key]).unwrap(),
             nonce_key: KeyPair::generate(&*dice),
             dice,
+            feeds: files::Feeds::default(),
             clock,
             ttl: Mutex::new(DAY),
             register: Mutex::default(),
@@ -517,12 +521,10 @@ fn with_retry(mut status: Status, millis: u64) -> Status {
     status
 }
 
-type Nothing<T> = tokio_stream::Empty<Result<T, Status>>;
-
 #[tonic::async_trait]
 impl v1::agent_service_server::AgentService for Service {
-    type KeyGenRequestsStream = Nothing<v1::KeyGenerationRequest>;
-    type ReceiveFilesStream = Nothing<v1::FileTransfer>;
+    type KeyGenRequestsStream = ReceiverStream<Result<v1::KeyGenerationRequest, Status>>;
+    type ReceiveFilesStream = ReceiverStream<Result<v1::FileTransfer, Status>>;
 
     async fn report_health(
         &self,
@@ -557,18 +559,18 @@ impl v1::agent_service_server::AgentService for Service {
         &self,
         _: Request<v1::AgentStreamRequest>,
     ) -> Result<Response<Self::KeyGenRequestsStream>, Status> {
-        Err(Status::unimplemented("not asked for here"))
+        self.0.feeds.open_keys()
     }
 
     async fn receive_files(
         &self,
-        _: Request<v1::AgentStreamRequest>,
+        request: Request<v1::AgentStreamRequest>,
     ) -> Result<Response<Self::ReceiveFilesStream>, Status> {
-        Err(Status::unimplemented("not asked for here"))
+        self.0.feeds.open_files(request)
     }
 
-    async fn submit_public_keys(&self, _: Request<v1::PublicKeysRequest>) -> Result<Response<()>, Status> {
-        Err(Status::unimplemented("not asked for here"))
+    async fn submit_public_keys(&self, request: Request<v1::PublicKeysRequest>) -> Result<Response<()>, Status> {
+        self.0.feeds.submit(request).await
     }
 
     async fn renew_certificate(

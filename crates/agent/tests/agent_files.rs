@@ -1,0 +1,168 @@
+//! Files over a real connection: a batch reaches the disk and the next report, whatever else a server sends.
+
+mod common;
+
+use std::{
+    fs,
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    time::Duration,
+};
+
+use common::{
+    World,
+    files::{commit, file, files, say},
+};
+use nstance_proto::v1::FileTransfer;
+
+fn read(world: &World, name: &str) -> Option<String> {
+    fs::read_to_string(world.path("recv").join(name)).ok()
+}
+
+#[tokio::test(start_paused = true)]
+async fn batch_reaches_the_disk_and_the_next_report() {
+    let mut world = World::new();
+    let voice = world.feed_files();
+    world.start_enrolled(&[("RECV_MODE", "0600")]).await;
+    assert_eq!(world.next_files_stream().await.config_hash, "sha256:00");
+    say(&voice, [file("1", "a.json", "{}"), file("1", "b.env", "A=1\n"), commit("1", "sha256:01")]).await;
+    let (_, report) = world.next_change().await;
+    assert_eq!(report.config_hash, "sha256:01");
+    assert_eq!(files(&report), [("a.json".to_owned(), None), ("b.env".to_owned(), None)]);
+    assert_eq!(read(&world, "a.json").as_deref(), Some("{}"));
+    assert_eq!(fs::metadata(world.path("recv/b.env")).unwrap().mode() & 0o7777, 0o600);
+    let millis: i64 = fs::read_to_string(world.path("identity/write-files.last")).unwrap().trim().parse().unwrap();
+    assert!(common::START.as_millis() <= millis);
+}
+
+#[tokio::test(start_paused = true)]
+async fn change_is_told_within_a_tenth_of_a_second() {
+    let mut world = World::new();
+    let voice = world.feed_files();
+    world.start_enrolled(&[]).await;
+    world.until_serving().await;
+    let sent = tokio::time::Instant::now();
+    say(&voice, [file("1", "a", "1"), commit("1", "h1")]).await;
+    let (at, _) = world.next_change().await;
+    assert!(at - sent <= Duration::from_millis(101), "{:?}", at - sent);
+}
+
+#[tokio::test(start_paused = true)]
+async fn bad_file_is_reported_and_the_stream_lives_on() {
+    let mut world = World::new();
+    let voice = world.feed_files();
+    world.start_enrolled(&[]).await;
+    say(&voice, [file("1", "a.json", "{}"), file("1", "b", "1"), commit("1", "h1")]).await;
+    world.next_change().await;
+    say(&voice, [file("2", "a.json", "{"), file("2", "../c", "1"), file("2", "b", "2"), commit("2", "h2")]).await;
+    let (_, report) = world.next_change().await;
+    assert_eq!(report.config_hash, "h1");
+    let told = files(&report);
+    assert_eq!(told.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>(), ["_._c", "a.json", "b"]);
+    assert!(told[0].1.as_ref().unwrap().contains("../c") && told[1].1.as_ref().unwrap().contains("JSON"));
+    assert_eq!((read(&world, "a.json").as_deref(), read(&world, "b").as_deref()), (Some("{}"), Some("2")));
+    let gone = FileTransfer { remove: true, ..file("3", "../c", "") };
+    say(&voice, [file("3", "a.json", "[]"), gone, commit("3", "h2")]).await;
+    let (_, report) = world.next_change().await;
+    assert_eq!(report.config_hash, "h2");
+    assert_eq!(files(&report), [("a.json".to_owned(), None), ("b".to_owned(), None)]);
+}
+
+#[tokio::test(start_paused = true)]
+async fn batch_that_lost_its_stream_is_dropped_and_taken_when_it_comes_again() {
+    let mut world = World::new();
+    let (first, second) = (world.feed_files(), world.feed_files());
+    world.start_enrolled(&[]).await;
+    world.next_files_stream().await;
+    say(&first, [file("1", "a", "1")]).await;
+    drop(first);
+    world.next_files_stream().await;
+    say(&second, [commit("1", "h1")]).await;
+    let (_, report) = world.next_change().await;
+    assert!(report.files.is_empty() && read(&world, "a").is_none());
+    say(&second, [file("2", "a", "1"), commit("2", "h2")]).await;
+    world.next_change().await;
+    assert_eq!(read(&world, "a").as_deref(), Some("1"));
+}
+
+#[tokio::test(start_paused = true)]
+async fn deposed_leader_writes_nothing() {
+    let mut world = World::new();
+    let (first, second) = (world.feed_files(), world.feed_files());
+    world.start_enrolled(&[]).await;
+    world.next_files_stream().await;
+    let of = |epoch: u64, it: FileTransfer| FileTransfer { epoch, ..it };
+    say(&first, [of(5, file("1", "a", "new")), of(5, commit("1", "h5"))]).await;
+    world.next_change().await;
+    say(&first, [FileTransfer { config_hash: "h4".into(), ..of(4, file("2", "a", "old")) }]).await;
+    // It leaves for whoever leads now.
+    world.next_stream().await;
+    world.next_files_stream().await;
+    assert_eq!(read(&world, "a").as_deref(), Some("new"));
+    say(&second, [of(6, file("3", "b", "1")), of(6, commit("3", "h6"))]).await;
+    let (_, report) = world.next_change().await;
+    assert_eq!(report.config_hash, "h6");
+}
+
+#[tokio::test(start_paused = true)]
+async fn huge_file_is_refused_and_a_huge_message_costs_the_stream_alone() {
+    let mut world = World::new();
+    let (first, second) = (world.feed_files(), world.feed_files());
+    world.start_enrolled(&[]).await;
+    world.next_files_stream().await;
+    let huge = vec![b'x'; 3 * 1024 * 1024 + 1];
+    say(&first, [file("1", "huge", &huge), file("1", "a", "1"), commit("1", "h1")]).await;
+    let (_, report) = world.next_change().await;
+    assert_eq!(files(&report).len(), 2);
+    assert!(files(&report)[1].1.as_ref().unwrap().contains("3145729"));
+    let _ = first.send(Ok(file("2", "a", vec![b'x'; 5 * 1024 * 1024]))).await;
+    world.next_files_stream().await;
+    say(&second, [file("3", "huge", "1"), commit("3", "h3")]).await;
+    let (_, report) = world.next_change().await;
+    assert_eq!(report.config_hash, "h3");
+    assert_eq!(files(&report), [("a".to_owned(), None), ("huge".to_owned(), None)]);
+    let sessions = world.net.dialled.lock().unwrap().iter().filter(|(_, address)| address == common::AGENT).count();
+    assert_eq!(sessions, 1, "the connection is the same");
+}
+
+#[tokio::test(start_paused = true)]
+async fn start_empties_the_stage_before_there_is_a_server() {
+    let world = World::new();
+    world.write_nonce(common::DAY);
+    nstance_agent::identity_dir::prepare(&world.settings()).unwrap();
+    fs::create_dir(world.path("recv/.stage")).unwrap();
+    fs::write(world.path("recv/.stage/half"), "ha").unwrap();
+    world.start_agent();
+    world.until(|state| *state == nstance_agent::State::Enrolling).await;
+    tokio::task::yield_now().await;
+    assert_eq!(fs::read_dir(world.path("recv/.stage")).unwrap().count(), 0);
+}
+
+/// In real time: a program does not run on a paused clock.
+#[tokio::test]
+async fn program_is_told_of_a_batch_and_its_failure_reported() {
+    let mut world = World::new();
+    let voice = world.feed_files();
+    let program = world.path("hook");
+    fs::write(
+        &program,
+        "#!/bin/sh\necho \"$@\" >> \"$NSTANCE_RECV_DIR/../seen\"\necho 'no unit' >&2\n[ \"$1\" != a ]\n",
+    )
+    .unwrap();
+    fs::set_permissions(&program, fs::Permissions::from_mode(0o755)).unwrap();
+    world.start_enrolled(&[("ON_CHANGE", program.to_str().unwrap())]).await;
+    say(&voice, [file("1", "b", "1"), file("1", "a", "1"), file("1", "c.json", "{"), commit("1", "h1")]).await;
+    let error = |report: &nstance_proto::v1::HealthReportRequest| {
+        files(report).into_iter().find(|(name, _)| name == "on-change").and_then(|(_, why)| why)
+    };
+    let told = loop {
+        let (_, report) = world.next_change().await;
+        if let Some(told) = error(&report) {
+            break told;
+        }
+    };
+    assert!(told.contains("exit status: 1") && told.ends_with("no unit"), "{told}");
+    // What is the same is no change: only `b` is told of, and with its success the complaint goes.
+    say(&voice, [file("2", "b", "2"), file("2", "a", "1"), commit("2", "h2")]).await;
+    while error(&world.next_change().await.1).is_some() {}
+    assert_eq!(fs::read_to_string(world.path("seen")).unwrap(), "a b\nb\n");
+}
