@@ -34,7 +34,7 @@ const REJOIN_FORGOTTEN: Duration = Duration::from_secs(600);
 /// ```no_run
 /// # async fn example(settings: nstance_agent::settings::Settings) {
 /// use std::sync::Arc;
-/// use nstance_agent::{Components, Control, TcpNet, disk::Disk};
+/// use nstance_agent::{Components, Control, Endpoints, TcpNet, disk::Disk};
 /// use nstance_rt::{clock::SystemClock, entropy::SystemEntropy};
 ///
 /// let parts = Components {
@@ -42,6 +42,7 @@ const REJOIN_FORGOTTEN: Duration = Duration::from_secs(600);
 ///     entropy: Arc::new(SystemEntropy::new()),
 ///     net: Arc::new(TcpNet),
 ///     disk: Disk::default(),
+///     metadata: Endpoints::default(),
 ///     console: false,
 /// };
 /// nstance_agent::run(settings, parts, Control::new()).await;

@@ -20,7 +20,15 @@ use tokio::{
 };
 use tokio_util::sync::CancellationToken;
 
-use crate::{board::Board, disk::Disk, files::Shared, identity_dir::IdentityDir, link::Net, settings::Settings};
+use crate::{
+    board::Board,
+    disk::Disk,
+    files::Shared,
+    identity_dir::IdentityDir,
+    link::Net,
+    metadata::{Endpoints, Monitor},
+    settings::Settings,
+};
 
 /// What the agent is made of besides its settings.
 #[derive(Clone)]
@@ -29,6 +37,7 @@ pub struct Components {
     pub entropy: Arc<dyn Entropy>,
     pub net: Arc<dyn Net>,
     pub disk: Disk,
+    pub metadata: Endpoints,
     /// Whether a failed boot is told on standard error, for the machine's console.
     pub console: bool,
 }
@@ -131,6 +140,7 @@ pub(crate) struct Context {
     pub(crate) control: Control,
     pub(crate) board: Board,
     pub(crate) files: Shared,
+    pub(crate) monitor: Monitor,
     /// Of this process; every stream carries it.
     pub(crate) session_id: String,
     /// The highest epoch a leader has spoken in.
@@ -150,6 +160,7 @@ impl Context {
             control,
             board: Board::default(),
             files: Shared::default(),
+            monitor: Monitor::default(),
             session_id,
             highest_epoch: AtomicU64::new(0),
             renewal: Mutex::default(),
@@ -219,6 +230,7 @@ impl Context {
             entropy: Arc::new(nstance_rt::entropy::SeededEntropy::new(1)),
             net: Arc::new(crate::link::TcpNet),
             disk: Disk::default(),
+            metadata: Endpoints::default(),
             console: false,
         };
         (outer, Self::new(settings, parts, Control::new()))

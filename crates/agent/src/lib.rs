@@ -51,3 +51,4 @@ pub mod check;
 pub use agent::run;
 pub use context::{Components, Control, State};
 pub use link::TcpNet;
+pub use metadata::Endpoints;

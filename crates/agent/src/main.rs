@@ -3,7 +3,8 @@
 use std::{process::ExitCode, sync::Arc};
 
 use nstance_agent::{
-    Components, Control, TcpNet, check::check, disk::Disk, identity_dir::prepare, settings::Problem, settings::Settings,
+    Components, Control, Endpoints, TcpNet, check::check, disk::Disk, identity_dir::prepare, settings::Problem,
+    settings::Settings,
 };
 use nstance_rt::{
     clock::SystemClock,
@@ -110,6 +111,7 @@ async fn run(settings: Settings, debug: bool) -> ExitCode {
         entropy: Arc::new(SystemEntropy::new()),
         net: Arc::new(TcpNet),
         disk: Disk::default(),
+        metadata: Endpoints::default(),
         console: true,
     };
     let control = Control::new();

@@ -11,6 +11,7 @@
 )]
 
 pub mod files;
+pub mod imds;
 
 use std::{
     collections::{HashMap, VecDeque},
@@ -221,6 +222,7 @@ impl World {
             entropy: Arc::new(SeededEntropy::new(77)),
             net: self.net.clone(),
             disk: Disk::default(),
+            metadata: imds::endpoints(),
             console: false,
         }
     }
@@ -315,6 +317,7 @@ pub fn environment(directory: &Path) -> Vec<(String, String)> {
         ("KEYS_DIR", path("keys")),
         ("RECV_DIR", path("recv")),
         ("LEAVE_ON_STOP", "always".to_owned()),
+        ("PROVIDER", "none".to_owned()),
     ]
     .map(|(name, value)| (format!("NSTANCE_{name}"), value))
     .into()

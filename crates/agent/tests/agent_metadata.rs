@@ -1,0 +1,177 @@
+//! Notices from clouds: an agent beside a metadata service, seen from the server that gets its reports.
+//!
+//! All of it runs in memory on a paused clock, so that two minutes of silence cost nothing; a few tests cross the
+//! sockets and the file system of this machine.
+
+mod common;
+
+#[path = "agent_metadata/aws.rs"]
+mod aws;
+
+#[path = "agent_metadata/azure.rs"]
+mod azure;
+
+#[path = "agent_metadata/gcp.rs"]
+mod gcp;
+
+use std::time::Duration;
+
+use common::{
+    World,
+    imds::{self, Imds},
+};
+use nstance_proto::v1::{HealthReportRequest, ReportKind, TerminationNotice};
+use tokio::time::Instant;
+
+const SECOND: Duration = Duration::from_secs(1);
+const MINUTE: Duration = Duration::from_secs(60);
+const HOUR: Duration = Duration::from_secs(3600);
+
+/// Starts a server and an agent with these settings.
+fn start(world: &World, more: &[(&str, &str)]) {
+    world.write_nonce(HOUR);
+    world.start_server();
+    world.start_agent_with(world.settings_with(more));
+}
+
+/// A machine in a cloud, of which nothing but its notices is left to say.
+async fn settled(provider: &str, imds: &Imds, address: &str) -> World {
+    let mut world = World::new();
+    imds.listen(&world, address);
+    start(&world, &[("PROVIDER", provider)]);
+    until_fact(&mut world, "spot_monitor", "ok").await;
+    world
+}
+
+async fn until_fact(world: &mut World, name: &str, value: &str) -> (Instant, HealthReportRequest) {
+    loop {
+        let (at, report) = world.next_report().await;
+        if report.provider_facts.get(name).is_some_and(|it| it == value) {
+            return (at, report);
+        }
+    }
+}
+
+/// The next report that was sent because of a notice.
+async fn next_notice(world: &mut World) -> (Instant, TerminationNotice) {
+    loop {
+        let (at, report) = world.next_report().await;
+        if report.kind() == ReportKind::Notice {
+            return (at, report.termination_notice.expect("a notice"));
+        }
+    }
+}
+
+/// Lets time pass, in which no notice may be sent; the notice that the last report repeats, if there was a report.
+async fn quiet(world: &mut World, how_long: Duration) -> Option<String> {
+    tokio::time::sleep(how_long).await;
+    let mut repeated = None;
+    while let Ok(seen) = world.seen.try_recv() {
+        if let common::Seen::Report { report, .. } = seen {
+            assert_ne!(report.kind(), ReportKind::Notice, "{:?}", report.termination_notice);
+            repeated = report.termination_notice.map(|notice| notice.action);
+        }
+    }
+    repeated
+}
+
+fn dialled(world: &World, address: &str) -> Vec<Instant> {
+    let all = world.net.dialled.lock().unwrap();
+    all.iter().filter(|(_, it)| it == address).map(|(at, _)| *at).collect()
+}
+
+fn deadline_of(notice: &TerminationNotice) -> Option<i64> {
+    notice.deadline.map(|deadline| deadline.seconds)
+}
+
+#[tokio::test(start_paused = true)]
+async fn machine_that_nobody_recognises_is_told_and_looked_at_for_ever() {
+    let mut world = World::new();
+    start(&world, &[("PROVIDER", "auto")]);
+    let (_, report) = until_fact(&mut world, "spot_monitor", "unknown").await;
+    assert!(!report.provider_facts.contains_key("provider"));
+    quiet(&mut world, HOUR).await;
+    let tries = dialled(&world, imds::V6);
+    let gaps: Vec<_> = tries.windows(2).map(|pair| pair[1] - pair[0]).collect();
+    assert!((60..130).contains(&gaps.len()), "{gaps:?}");
+    assert!(gaps.iter().all(|gap| SECOND <= *gap && *gap <= MINUTE + 5 * SECOND), "{gaps:?}");
+    Imds::azure("Regular").listen(&world, imds::V4);
+    let (_, report) = until_fact(&mut world, "spot_monitor", "ok").await;
+    assert_eq!(report.provider_facts["provider"], "azure");
+}
+
+#[tokio::test(start_paused = true)]
+async fn every_cloud_is_recognised_by_its_answers() {
+    for (imds, address, provider, zone) in [
+        (Imds::aws("spot"), imds::V4, "aws", "eu-west-1b"),
+        (Imds::aws("on-demand"), imds::V6, "aws", "eu-west-1b"),
+        (Imds::gcp("TRUE"), imds::GOOGLE, "gcp", "europe-west1-b"),
+        (Imds::gcp("FALSE"), imds::V4, "gcp", "europe-west1-b"),
+        (Imds::azure("Spot"), imds::V4, "azure", "westeurope-2"),
+    ] {
+        let mut world = World::new();
+        imds.listen(&world, address);
+        start(&world, &[("PROVIDER", "auto")]);
+        let (_, report) = until_fact(&mut world, "spot_monitor", "ok").await;
+        let facts = report.provider_facts;
+        let spot = !matches!((provider, address), ("aws", imds::V6) | ("gcp", imds::V4));
+        assert_eq!(facts["spot"], spot.to_string(), "{provider} at {address}");
+        assert_eq!((facts["provider"].as_str(), facts["zone"].as_str()), (provider, zone));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn firmware_saves_asking_the_wrong_cloud() {
+    let mut world = World::new();
+    Imds::gcp("TRUE").listen(&world, imds::GOOGLE);
+    world.write_nonce(HOUR);
+    world.start_server();
+    std::fs::create_dir(world.path("dmi")).unwrap();
+    std::fs::write(world.path("dmi/sys_vendor"), "Google\n").unwrap();
+    let mut parts = world.parts();
+    parts.metadata.dmi = world.path("dmi");
+    let settings = world.settings_with(&[("PROVIDER", "auto")]);
+    world.tasks.spawn_droppable("agent", nstance_agent::run(settings, parts, world.control.clone()));
+    until_fact(&mut world, "provider", "gcp").await;
+    assert!(dialled(&world, imds::V4).is_empty() && dialled(&world, imds::V6).is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn nothing_is_asked_where_there_is_nothing_to_ask() {
+    for (provider, interval, told) in
+        [("none", "2s", "none"), ("proxmox", "2s", "proxmox"), ("dev", "2s", "dev"), ("aws", "0", "aws")]
+    {
+        let mut world = World::new();
+        let imds = Imds::aws("spot");
+        imds.listen(&world, imds::V4);
+        start(&world, &[("PROVIDER", provider), ("SPOT_POLL_INTERVAL", interval)]);
+        let (_, report) = until_fact(&mut world, "spot_monitor", "off").await;
+        assert_eq!(report.provider_facts["provider"], told);
+        quiet(&mut world, HOUR).await;
+        assert!(imds.take_asked().is_empty(), "{provider}");
+    }
+}
+
+/// The agent's own sockets: connect, write, read, both address families.
+#[tokio::test]
+async fn notice_travels_over_real_sockets() {
+    for host in ["127.0.0.1", "::1"] {
+        let mut world = World::new();
+        let imds = Imds::aws("spot");
+        let Some(address) = imds.listen_at(&world.tasks, host).await else {
+            assert_eq!(host, "::1", "every machine has IPv4 on its loopback");
+            continue;
+        };
+        world.write_nonce(HOUR);
+        world.start_server();
+        let mut parts = world.parts();
+        parts.net = std::sync::Arc::new(imds::Mixed(world.net.clone()));
+        parts.metadata.aws = vec![address];
+        let settings = world.settings_with(&[("PROVIDER", "aws"), ("SPOT_POLL_INTERVAL", "10ms")]);
+        world.tasks.spawn_droppable("agent", nstance_agent::run(settings, parts, world.control.clone()));
+        until_fact(&mut world, "spot_monitor", "ok").await;
+        imds.set(aws::ACTION, r#"{"action":"stop","time":"2026-01-31T12:02:00Z"}"#);
+        let (_, notice) = next_notice(&mut world).await;
+        assert_eq!((notice.action.as_str(), deadline_of(&notice)), ("stop", Some(aws::DEADLINE)));
+    }
+}
