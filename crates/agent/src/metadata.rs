@@ -25,6 +25,8 @@ mod dates;
 
 mod detect;
 
+mod file;
+
 mod gcp;
 
 mod http;
@@ -71,11 +73,21 @@ struct Found {
 }
 
 pub(crate) async fn watch(ctx: &Context) -> Infallible {
+    let (never, _) = tokio::join!(watch_cloud(ctx), file::watch(ctx));
+    never
+}
+
+async fn watch_cloud(ctx: &Context) -> Infallible {
     let clouds = match ctx.settings.provider {
         Provider::Auto => detect::order(&ctx.parts.metadata.dmi),
         Provider::Aws => vec![Cloud::Aws],
         Provider::Gcp => vec![Cloud::Gcp],
         Provider::Azure => vec![Cloud::Azure],
+        Provider::Dev if ctx.settings.notice_file.is_some() => {
+            // The file says whether this is a spot machine, and is the only source of notices.
+            ctx.monitor.begin(&ctx.board, Place { provider: Some("dev"), spot: Some(false), zone: None });
+            return std::future::pending().await;
+        }
         Provider::Dev => return watch_nothing(ctx, Some("dev")).await,
         Provider::Proxmox => return watch_nothing(ctx, Some("proxmox")).await,
         Provider::None => return watch_nothing(ctx, Some("none")).await,
@@ -95,7 +107,7 @@ pub(crate) async fn watch(ctx: &Context) -> Infallible {
     }
 }
 
-/// No cloud is asked.
+/// No cloud is asked; the notice file, if there is one, is another's business.
 async fn watch_nothing(ctx: &Context, provider: Option<&'static str>) -> Infallible {
     ctx.monitor.stay_off(&ctx.board, provider);
     std::future::pending().await

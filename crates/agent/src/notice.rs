@@ -46,6 +46,20 @@ impl Action {
         }
     }
 
+    pub(crate) fn parse(text: &str) -> Option<Self> {
+        let all = [
+            Self::Terminate,
+            Self::Stop,
+            Self::Hibernate,
+            Self::Preempt,
+            Self::Rebalance,
+            Self::Maintenance,
+            Self::Shutdown,
+            Self::Leave,
+        ];
+        all.into_iter().find(|action| action.as_str() == text)
+    }
+
     /// What it means for the machine: the larger, the surer and the sooner is its end.
     pub(crate) fn weight(self) -> u8 {
         match self {

@@ -11,6 +11,9 @@ mod aws;
 #[path = "agent_metadata/azure.rs"]
 mod azure;
 
+#[path = "agent_metadata/file.rs"]
+mod file;
+
 #[path = "agent_metadata/gcp.rs"]
 mod gcp;
 

@@ -126,6 +126,12 @@ impl Monitor {
         }
     }
 
+    pub(crate) fn set_spot(&self, board: &Board, spot: bool) {
+        let mut inner = self.inner();
+        inner.place.spot = Some(spot);
+        inner.publish(board);
+    }
+
     /// A call failed before the watch began.
     pub(crate) fn count(&self) {
         self.inner().n_errors += 1;
