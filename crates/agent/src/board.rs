@@ -31,6 +31,8 @@ struct Slots {
     /// Sticky: repeated in every report until the process ends.
     notice: Option<Notice>,
     notice_due: bool,
+    /// No report has been made since it came, nor a way to send one been tried for its sake.
+    notice_urgent: bool,
     /// When the next report of changes is due.
     change_due: Option<Instant>,
     boot: Option<BootReport>,
@@ -53,6 +55,7 @@ impl Board {
         }
         slots.notice = Some(notice);
         slots.notice_due = true;
+        slots.notice_urgent = true;
         drop(slots);
         self.written.notify_one();
     }
@@ -87,6 +90,14 @@ impl Board {
         self.changed();
     }
 
+    /// Waits for a notice that is worth a connection out of turn. Once for each: a server that is not there is not
+    /// hammered for its sake.
+    pub(crate) async fn urgent(&self) {
+        while !std::mem::take(&mut self.slots().notice_urgent) {
+            self.written.notified().await;
+        }
+    }
+
     /// Waits until a report should go out of turn.
     pub(crate) async fn due(&self) -> ReportKind {
         loop {
@@ -112,6 +123,7 @@ impl Board {
     pub(crate) fn fill(&self, report: &mut HealthReportRequest) {
         let mut slots = self.slots();
         slots.notice_due = false;
+        slots.notice_urgent = false;
         slots.change_due = None;
         report.termination_notice = slots.notice.as_ref().map(|notice| TerminationNotice {
             action: notice.action.as_str().to_owned(),

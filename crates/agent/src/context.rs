@@ -203,6 +203,18 @@ impl Context {
     pub(crate) async fn pause(&self, wait: Duration) -> Result<(), Stopped> {
         self.unless_stopped(sleep(wait)).await
     }
+
+    /// As [`Self::pause`], but a notice cuts it short: after the wait there may be no machine left to tell of it.
+    pub(crate) async fn pause_unless_urgent(&self, wait: Duration) -> Result<(), Stopped> {
+        let wait = async {
+            tokio::select! {
+                biased;
+                () = self.board.urgent() => {}
+                () = sleep(wait) => {}
+            }
+        };
+        self.unless_stopped(wait).await
+    }
 }
 
 #[cfg(test)]

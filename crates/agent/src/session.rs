@@ -111,7 +111,7 @@ pub(crate) async fn serve(ctx: &Context, reports: &mut Reports) -> SessionOver {
                     Ok(Ok(link)) => (link, None),
                     Ok(Err(())) => {
                         let wait = reconnect.failed(None, clock.monotonic(), ctx.entropy());
-                        if ctx.pause(wait).await.is_err() {
+                        if ctx.pause_unless_urgent(wait).await.is_err() {
                             farewell(ctx, reports).await;
                             return SessionOver::Left;
                         }
@@ -141,7 +141,7 @@ pub(crate) async fn serve(ctx: &Context, reports: &mut Reports) -> SessionOver {
         match after(ctx, ended, &mut reconnect, now) {
             Err(over) => return over,
             Ok(wait) => {
-                if ctx.pause(wait).await.is_err() {
+                if ctx.pause_unless_urgent(wait).await.is_err() {
                     farewell(ctx, reports).await;
                     return SessionOver::Left;
                 }
@@ -366,7 +366,7 @@ async fn supervise_reports(
             return Ended::Refused(refusal);
         }
         tracing::info!(stream = Stream::Reports.as_str(), error = %refusal, "stream ended");
-        if ctx.pause(reopening.wait(ctx, refusal.retry)).await.is_err() {
+        if ctx.pause_unless_urgent(reopening.wait(ctx, refusal.retry)).await.is_err() {
             // The connection is still good: the farewell gets a stream of its own on it.
             set_stop_notice(ctx).await;
             let first = reports.make(ctx, ReportKind::Notice, addresses);

@@ -20,11 +20,12 @@ mod gcp;
 use std::time::Duration;
 
 use common::{
-    World,
+    Talk, World,
     imds::{self, Imds},
 };
 use nstance_proto::v1::{HealthReportRequest, ReportKind, TerminationNotice};
 use tokio::time::Instant;
+use tonic::Code;
 
 const SECOND: Duration = Duration::from_secs(1);
 const MINUTE: Duration = Duration::from_secs(60);
@@ -152,6 +153,36 @@ async fn nothing_is_asked_where_there_is_nothing_to_ask() {
         assert_eq!(report.provider_facts["provider"], told);
         quiet(&mut world, HOUR).await;
         assert!(imds.take_asked().is_empty(), "{provider}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn notice_without_a_session_is_worth_one_connection_at_once() {
+    let later = Talk::RefuseFor(Code::Unavailable, "NOT_READY", 600_000);
+    for refusal in [Talk::Refuse(Code::PermissionDenied, "INSTANCE_DELETED"), later] {
+        let mut world = World::new();
+        let imds = Imds::aws("spot");
+        imds.listen(&world, imds::V4);
+        world.script_talk((0..3).map(|_| refusal.clone()));
+        start(&world, &[("PROVIDER", "aws")]);
+        let began = Instant::now();
+        // The first stream is opened again at once; then comes a long pause.
+        while began.elapsed() < 5 * SECOND {
+            tokio::time::sleep(SECOND).await;
+            while world.seen.try_recv().is_ok() {}
+        }
+        imds.take_asked();
+        imds.set(aws::ACTION, r#"{"action":"terminate"}"#);
+        let (tried, _) = world.next_stream().await;
+        let asked = imds.take_asked();
+        let seen = asked.iter().find(|asked| asked.path == aws::ACTION).expect("the look that found it");
+        assert_eq!(tried, seen.at);
+        let (heard, report) = world.next_report().await;
+        assert_eq!(
+            (report.kind(), report.termination_notice.unwrap().action.as_str()),
+            (ReportKind::First, "terminate")
+        );
+        assert!(10 * SECOND < heard - tried, "one connection, not many");
     }
 }
 
