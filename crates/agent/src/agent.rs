@@ -34,7 +34,7 @@ const REJOIN_FORGOTTEN: Duration = Duration::from_secs(600);
 /// ```no_run
 /// # async fn example(settings: nstance_agent::settings::Settings) {
 /// use std::sync::Arc;
-/// use nstance_agent::{Components, Control, Endpoints, TcpNet, disk::Disk};
+/// use nstance_agent::{Components, Control, Endpoints, TcpNet, disk::Disk, host::Host};
 /// use nstance_rt::{clock::SystemClock, entropy::SystemEntropy};
 ///
 /// let parts = Components {
@@ -43,6 +43,7 @@ const REJOIN_FORGOTTEN: Duration = Duration::from_secs(600);
 ///     net: Arc::new(TcpNet),
 ///     disk: Disk::default(),
 ///     metadata: Endpoints::default(),
+///     host: Host::machine(),
 ///     console: false,
 /// };
 /// nstance_agent::run(settings, parts, Control::new()).await;

@@ -24,6 +24,7 @@ use crate::{
     board::Board,
     disk::Disk,
     files::Shared,
+    host::Host,
     identity_dir::IdentityDir,
     link::Net,
     metadata::{Endpoints, Monitor},
@@ -38,6 +39,7 @@ pub struct Components {
     pub net: Arc<dyn Net>,
     pub disk: Disk,
     pub metadata: Endpoints,
+    pub host: Host,
     /// Whether a failed boot is told on standard error, for the machine's console.
     pub console: bool,
 }
@@ -243,6 +245,7 @@ impl Context {
             net: Arc::new(crate::link::TcpNet),
             disk: Disk::default(),
             metadata: Endpoints::default(),
+            host: Host::nowhere(),
             console: false,
         };
         (outer, Self::new(settings, parts, Control::new()))

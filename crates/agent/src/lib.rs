@@ -8,6 +8,8 @@ pub mod settings;
 
 pub mod disk;
 
+pub mod host;
+
 pub mod identity_dir;
 
 mod context;

@@ -3,7 +3,8 @@
 use std::{process::ExitCode, sync::Arc};
 
 use nstance_agent::{
-    Components, Control, Endpoints, TcpNet, check::check, disk::Disk, identity_dir::prepare, settings::Problem,
+    Components, Control, Endpoints, TcpNet, check::check, disk::Disk, host::Host, identity_dir::prepare,
+    settings::Problem,
     settings::Settings,
 };
 use nstance_rt::{
@@ -91,7 +92,7 @@ fn refuse(problems: &[Problem]) -> ExitCode {
 }
 
 async fn run(settings: Settings, debug: bool) -> ExitCode {
-    telemetry::start(LogForm::Json, debug || settings.debug);
+    let host = Host::machine().with_log(telemetry::start_on_stdout(LogForm::Json, debug || settings.debug));
     let (mut stop, mut hangup) = match StopSignals::listen().and_then(|stop| Ok((stop, signal(SignalKind::hangup())?)))
     {
         Ok(signals) => signals,
@@ -112,6 +113,7 @@ async fn run(settings: Settings, debug: bool) -> ExitCode {
         net: Arc::new(TcpNet),
         disk: Disk::default(),
         metadata: Endpoints::default(),
+        host,
         console: true,
     };
     let control = Control::new();

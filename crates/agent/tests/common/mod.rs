@@ -27,6 +27,7 @@ use std::{
 use nstance_agent::{
     Components, Control, State,
     disk::Disk,
+    host::Host,
     link::{Net, Socket},
     settings::{Address, Settings},
 };
@@ -223,6 +224,7 @@ impl World {
             net: self.net.clone(),
             disk: Disk::default(),
             metadata: imds::endpoints(),
+            host: Host::nowhere(),
             console: false,
         }
     }
