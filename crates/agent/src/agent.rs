@@ -143,10 +143,6 @@ impl Rejoins {
 /// Alive and quiet, until a new nonce or CA bundle lies there, or somebody sends SIGHUP.
 async fn park(ctx: &Context, why: String) -> Result<(), Stopped> {
     tracing::error!(reason = why, "parked: this machine needs a new nonce or CA bundle, or to be replaced");
-    if ctx.parts.console {
-        let line = serde_json::json!({"failed": true, "stage": "registration", "reason": why});
-        eprintln!("nstance-boot: {line}");
-    }
     let before = ctx.dir.help();
     ctx.control.set(State::Parked(why));
     loop {

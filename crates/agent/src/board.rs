@@ -9,6 +9,7 @@ use std::{
     time::Duration,
 };
 
+use nstance_core::time::Mono;
 use nstance_proto::v1::{BootReport, HealthReportRequest, ReportKind, TerminationNotice};
 use tokio::{
     sync::Notify,
@@ -24,6 +25,7 @@ const TOGETHER: Duration = Duration::from_millis(100);
 pub(crate) struct Board {
     slots: Mutex<Slots>,
     written: Notify,
+    remarked: Notify,
 }
 
 #[derive(Default)]
@@ -39,6 +41,10 @@ struct Slots {
     boot_due: bool,
     /// What is known of the machine's place in its cloud.
     provider: BTreeMap<String, String>,
+    /// Since when no server's certificate is trusted.
+    untrusted: Option<Mono>,
+    /// What is worth telling of the session, in the boot record.
+    remark: Option<&'static str>,
 }
 
 impl Board {
@@ -78,6 +84,30 @@ impl Board {
         slots.boot_due = true;
         drop(slots);
         self.changed();
+    }
+
+    /// Whether the last round found only servers whose certificates are not trusted.
+    pub(crate) fn set_untrusted(&self, untrusted: bool, now: Mono) {
+        let mut slots = self.slots();
+        slots.untrusted = untrusted.then(|| slots.untrusted.unwrap_or(now));
+    }
+
+    pub(crate) fn untrusted_since(&self) -> Option<Mono> {
+        self.slots().untrusted
+    }
+
+    /// Adds a detail to the session's stage of the boot record.
+    pub(crate) fn set_remark(&self, remark: &'static str) {
+        self.slots().remark = Some(remark);
+        self.remarked.notify_one();
+    }
+
+    pub(crate) fn remark(&self) -> Option<&'static str> {
+        self.slots().remark
+    }
+
+    pub(crate) async fn remarked(&self) {
+        self.remarked.notified().await;
     }
 
     pub(crate) fn set_provider(&self, facts: BTreeMap<String, String>) {

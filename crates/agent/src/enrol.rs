@@ -402,6 +402,7 @@ impl Waits {
             tracing::warn!(error = text, "not registered yet");
             self.last = text;
         }
+        ctx.board.set_untrusted(failed.untrusted, ctx.parts.clock.monotonic());
         let wait = if failed.untrusted {
             about(UNTRUSTED_PAUSE, ctx.entropy())
         } else {

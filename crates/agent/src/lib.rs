@@ -36,7 +36,7 @@ mod board;
 
 mod metadata;
 
-mod boot;
+pub mod boot;
 
 mod sample;
 

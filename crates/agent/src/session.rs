@@ -55,6 +55,9 @@ const FAREWELL_LIMIT: Duration = Duration::from_millis(1900);
 const FAREWELL_DIAL: Duration = Duration::from_millis(1500);
 const FAREWELL_ANSWER: Duration = Duration::from_secs(1);
 
+/// A certificate that begins to be good only this far ahead means that our clock is wrong, not the issuer's.
+const CLOCK_DOUBT: Duration = Duration::from_secs(3600);
+
 /// Reports under way to the transport: one, and room for a notice that must not wait behind it.
 const REPORT_SLOTS: usize = 2;
 
@@ -184,6 +187,7 @@ fn after(ctx: &Context, ended: Ended, reconnect: &mut Reconnect, now: Mono) -> R
         }
         Verdict::Shared => {
             tracing::error!(detail = "identity-shared", "another process uses this machine's identity");
+            ctx.board.set_remark("identity-shared");
             Ok(about(LONG_PAUSE, ctx.entropy()))
         }
         Verdict::HandOver => {
@@ -201,7 +205,10 @@ pub(crate) fn tls_of(ctx: &Context) -> Result<Arc<ClientConfig>, String> {
     let text = |error: &(dyn std::error::Error + 'static)| Chain(error).to_string();
     let bundle = ctx.dir.ca().map_err(|error| text(&error))?;
     let key = ctx.dir.key().map_err(|error| text(&error))?.ok_or("identity.key is gone")?;
-    let (chain, _) = own_certificate(ctx, &key).ok_or("identity.crt is gone or not this machine's")?;
+    let (chain, peer) = own_certificate(ctx, &key).ok_or("identity.crt is gone or not this machine's")?;
+    if ctx.now().plus(CLOCK_DOUBT) < peer.not_before {
+        ctx.board.set_remark("clock");
+    }
     client_config(&bundle, Some((&chain, &key)), ctx.parts.clock.clone()).map_err(|error| text(&error))
 }
 

@@ -307,6 +307,7 @@ async fn process_says_goodbye_on_sigterm() {
         .env("NSTANCE_SERVER_AGENT_ADDR", &addresses[1])
         .env("NSTANCE_NEW_SESSION", "1")
         .stdin(Stdio::null())
+        .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
