@@ -16,7 +16,7 @@ use tokio::{
     time::{Instant, sleep_until},
 };
 
-use crate::{health::wire_time, notice::Notice};
+use crate::{health::wire_time, notice::Notice, sample::Samples};
 
 /// Changes that come within this time of each other share a report.
 const TOGETHER: Duration = Duration::from_millis(100);
@@ -26,6 +26,7 @@ pub(crate) struct Board {
     slots: Mutex<Slots>,
     written: Notify,
     remarked: Notify,
+    samples: Mutex<Samples>,
 }
 
 #[derive(Default)]
@@ -50,6 +51,11 @@ struct Slots {
 impl Board {
     fn slots(&self) -> MutexGuard<'_, Slots> {
         self.slots.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// What was measured of the machine.
+    pub(crate) fn samples(&self) -> MutexGuard<'_, Samples> {
+        self.samples.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Says that the machine goes. Advice does not take the place of an order, nor the stop of the agent that of the
@@ -165,6 +171,7 @@ impl Board {
         if std::mem::take(&mut slots.boot_due) || report.kind() == ReportKind::First {
             report.boot.clone_from(&slots.boot);
         }
+        self.samples().fill(report);
         report.provider_facts = slots.provider.clone().into_iter().collect();
     }
 }
