@@ -23,7 +23,7 @@ use nstance_identity::{
         Bundle, CA_KEY_SECRET, Ca, CaError, CaProfile, CaStep, NONCE_KEY_SECRET, ca_key_secret, ca_step,
         make_ca_certificate,
     },
-    issue::{IssueError, Issued, SERVER_TTL, ServerProfile},
+    issue::{FileProfile, IssueError, Issued, SERVER_TTL, ServerProfile},
     keys::{KeyError, KeyPair, PublicKey},
     nonce::{AgentNonce, NonceKeys, sign_agent_nonce},
     renew::renew_at,
@@ -356,5 +356,16 @@ impl Authority {
         ttl: Duration,
     ) -> Result<Issued, IssueError> {
         self.keys.ca.issue_operator(operator, tenant, key, now, ttl, self.entropy.as_ref())
+    }
+
+    /// A certificate for a file of an instance. It has no role, so it opens none of our ports.
+    pub fn issue_file(
+        &self,
+        profile: &FileProfile,
+        key: &PublicKey,
+        now: Timestamp,
+        ttl: Duration,
+    ) -> Result<Issued, IssueError> {
+        self.keys.ca.issue_file(profile, key, now, ttl, self.entropy.as_ref())
     }
 }

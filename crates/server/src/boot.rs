@@ -372,6 +372,7 @@ impl Boot {
             clock: parts.clock.clone(),
             entropy: parts.entropy.clone(),
             store: parts.store.clone(),
+            secrets,
             records,
             provider,
             authority,

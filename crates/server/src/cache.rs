@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use nstance_core::instance::Instance;
+use nstance_core::{ids::InstanceId, instance::Instance};
 use nstance_rt::{chain::Chain, tasks::Tasks};
 use nstance_store::{
     cache::{Cache, CacheError, CachedObject},
@@ -21,6 +21,7 @@ enum Write {
     Put(Box<Versioned<Instance>>),
     Groups(String, Box<Versioned<GroupsFile>>),
     Purge(Box<Instance>),
+    Keys(InstanceId, Vec<(String, Vec<u8>)>),
 }
 
 #[derive(Clone)]
@@ -75,6 +76,13 @@ impl CacheWriter {
         self.send(Write::Purge(Box::new(instance.clone())));
     }
 
+    /// Public keys of an instance, by name.
+    pub fn put_keys(&self, instance: InstanceId, keys: Vec<(String, Vec<u8>)>) {
+        if !keys.is_empty() {
+            self.send(Write::Keys(instance, keys));
+        }
+    }
+
     fn send(&self, write: Write) {
         match &self.way {
             Way::Queue(sender) => {
@@ -105,6 +113,7 @@ fn write_all(cache: &Cache, batch: Vec<Write>) {
             Write::Put(record) => put(cache, &record),
             Write::Groups(key, file) => put_object(cache, key, &file),
             Write::Purge(instance) => cache.purge_instance(&instance),
+            Write::Keys(instance, keys) => cache.put_public_keys(&instance, &keys),
         };
         if let Err(error) = written {
             tracing::warn!(error = %Chain(&error), "cache not written, the next rebuild reads the store");

@@ -8,7 +8,7 @@ mod balance;
 mod create;
 mod placement;
 mod refusal;
-mod request;
+pub(crate) mod request;
 
 use std::{sync::Arc, time::Duration};
 

@@ -4,6 +4,7 @@ pub mod agent;
 pub mod auth;
 pub mod conn;
 pub mod convert;
+pub mod ends;
 pub mod envelope;
 pub mod limits;
 pub mod operator;

@@ -3,9 +3,11 @@
 pub mod certificates;
 pub mod config;
 pub mod explain;
+pub mod files;
 pub mod groups;
 pub mod health;
 pub mod instances;
+pub mod keys;
 pub mod on_demand;
 pub mod operators;
 pub mod refresh;

@@ -288,6 +288,11 @@ impl World {
                 it.block(BlockKind::InvalidRequest, problem, now, None);
             }
             it.revision += 1;
+            // Their agents are owed other files now; who is owed nothing looks and sleeps on.
+            let members = it.members.clone();
+            for entry in members.iter().filter_map(|id| state.entries.get(id)) {
+                entry.delivery.wake();
+            }
         }
     }
 

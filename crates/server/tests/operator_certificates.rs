@@ -49,9 +49,9 @@ async fn an_agent_renews_and_its_old_certificate_passes_until_the_new_one_is_see
     let logged = shard.site.certlog().await;
     assert!(logged.iter().flat_map(|it| &it.certificates).any(|it| it.serial == pair.current.serial));
     assert_eq!(operator.hears_of("CertificateIssued", id).await.actor, id.to_string());
-    assert_eq!(old.knock(&shard.leader).await.code(), Code::Unimplemented, "the old one still passes");
+    assert_eq!(old.knock(&shard.leader).await.code(), Code::InvalidArgument, "the old one still passes");
     let new = Agent { chain: answer.client_certificate_pem, ..old.clone() };
-    assert_eq!(new.knock(&shard.leader).await.code(), Code::Unimplemented);
+    assert_eq!(new.knock(&shard.leader).await.code(), Code::InvalidArgument);
     wait_until("the old serial is retired", async || old.knock(&shard.leader).await.code() == Code::Unauthenticated)
         .await;
     assert_refused(renew(&shard, &new, &new.key).await, Code::ResourceExhausted, "TOO_MANY_RENEWALS");
@@ -116,7 +116,7 @@ async fn a_seen_certificate_retires_the_old_one_before_any_record_is_written() {
         bucket.hold(Some(part));
         let n_puts = bucket.n_puts(part);
         if part == "/instance/" {
-            assert_eq!(new.knock(&shard.leader).await.code(), Code::Unimplemented);
+            assert_eq!(new.knock(&shard.leader).await.code(), Code::InvalidArgument);
             assert_eq!(old.knock(&shard.leader).await.code(), Code::Unauthenticated);
         } else {
             let tls = tls(&shard.site.bundle().await, Some((&renewed.client_certificate_pem, &operator.key)));

@@ -15,7 +15,7 @@ use std::{
 };
 
 use nstance_core::{
-    ids::{ClusterId, Epoch, GroupRef, Shard},
+    ids::{ClusterId, Epoch, GroupRef, InstanceId, Shard},
     instance::{Instance, Ownership},
     ports::objects::ETag,
     time::Timestamp,
@@ -237,6 +237,29 @@ impl Cache {
             transaction.execute("DELETE FROM objects WHERE key = ?1", [key])?;
             Ok(())
         })
+    }
+
+    /// Notes public keys (SPKI) that an instance made. It must be known here; they go with it.
+    pub fn put_public_keys(&self, instance: &InstanceId, keys: &[(String, Vec<u8>)]) -> Result<(), CacheError> {
+        self.transact(|transaction| {
+            let mut statement = transaction
+                .prepare_cached("INSERT OR REPLACE INTO public_keys (id, name, spki) VALUES (?1, ?2, ?3)")?;
+            for (name, spki) in keys {
+                statement.execute(params![instance.to_string(), name, spki])?;
+            }
+            Ok(())
+        })
+    }
+
+    /// The public keys of every instance: its id, the key's name, its SPKI.
+    pub fn public_keys(&self) -> Result<Vec<(String, String, Vec<u8>)>, CacheError> {
+        let connection = self.connection();
+        self.told((|| {
+            let mut statement =
+                connection.prepare_cached("SELECT id, name, spki FROM public_keys ORDER BY id, name")?;
+            let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?, row.get(2)?)))?;
+            rows.collect()
+        })())
     }
 
     /// Puts a finished rebuild in the place of what was there, in one transaction: `objects` below `prefix` become

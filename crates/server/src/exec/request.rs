@@ -19,7 +19,7 @@ pub(super) const IMAGES: &str = ",";
 
 /// What an on-demand instance was asked for with, from its record and the config alone: its group may be another now,
 /// or gone.
-pub(super) fn asked_for(
+pub(crate) fn asked_for(
     term: &Term,
     instance: &Instance,
     request: &OnDemandRequest,
@@ -49,14 +49,13 @@ pub(super) fn asked_for(
     })
 }
 
-/// The request of an instance: a pure function of its record and the config, so that a successor builds the same one.
-pub(super) fn spec(term: &Term, instance: &Instance, merged: &MergedGroup) -> Result<VmSpec, String> {
-    let nonce = term.shared.authority.agent_nonce(instance);
-    let bundle = term.shared.authority.bundle_pem();
-    let server = &term.applied().config.server;
-    let data = RenderData {
+/// What templates of an instance see, wherever they stand. Nonce and addresses are for some of them only.
+pub(crate) fn render_data(term: &Term, instance: &Instance, merged: &MergedGroup) -> RenderData {
+    let applied = term.applied();
+    let server = &applied.config.server;
+    RenderData {
         cluster_id: term.shared.cluster.to_string(),
-        ca_cert: bundle.clone(),
+        ca_cert: term.shared.authority.bundle_pem(),
         shard: term.shared.shard.to_string(),
         registration_addr: term.advertised.registration.clone(),
         agent_addr: term.advertised.agent.clone(),
@@ -78,8 +77,15 @@ pub(super) fn spec(term: &Term, instance: &Instance, merged: &MergedGroup) -> Re
         },
         vars: merged.vars.clone(),
         images: images(term, instance, merged),
-        nonce: nonce.clone(),
-    };
+        nonce: String::new(),
+    }
+}
+
+/// The request of an instance: a pure function of its record and the config, so that a successor builds the same one.
+pub(super) fn spec(term: &Term, instance: &Instance, merged: &MergedGroup) -> Result<VmSpec, String> {
+    let nonce = term.shared.authority.agent_nonce(instance);
+    let bundle = term.shared.authority.bundle_pem();
+    let data = RenderData { nonce: nonce.clone(), ..render_data(term, instance, merged) };
     let args = render_args(merged, &data).map_err(|error| format!("args: {}", Chain(&error)))?;
     let userdata = render_userdata(merged, &data).map_err(|error| format!("userdata: {}", Chain(&error)))?;
     Ok(VmSpec {

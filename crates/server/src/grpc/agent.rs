@@ -1,22 +1,89 @@
 //! Port 8994.
 
-use std::{pin::Pin, sync::Arc};
+use std::{future::Future, pin::Pin, sync::Arc, time::Duration};
 
+use nstance_core::ids::InstanceId;
+use nstance_identity::peer::Peer;
 use nstance_proto::v1::{self, agent_service_server::AgentService};
-use tokio_stream::Stream;
-use tonic::{Code, Request, Response, Status, Streaming};
+use tokio::sync::mpsc;
+use tokio_stream::wrappers::ReceiverStream;
+use tonic::{Request, Response, Status, Streaming};
 
-use super::{auth::Caller, conn::ConnInfo, status::Refusal};
+use super::{
+    auth::Caller,
+    ends::{Ends, gone},
+    status::Refusal,
+};
 use crate::{
-    service::{certificates, health::Session},
+    service::{
+        certificates,
+        files::{self, Hello, Opened, Stream},
+        health::Session,
+        keys,
+    },
     term::Term,
 };
+
+/// How long the word that ends a stream waits for room.
+const LAST_WORD: Duration = Duration::from_millis(200);
 
 pub struct Agents {
     pub term: Arc<Term>,
 }
 
-type Out<T> = Pin<Box<dyn Stream<Item = Result<T, Status>> + Send>>;
+impl Agents {
+    /// Opens a stream on which an agent is told something.
+    fn open(
+        &self,
+        request: &Request<v1::AgentStreamRequest>,
+        stream: Stream,
+    ) -> Result<(InstanceId, Opened, Ends), Status> {
+        let caller = Caller::of(request)?;
+        let (instance, peer) = agent(&caller)?;
+        let found = {
+            let state = self.term.world.lock();
+            state.entries.get(&instance).map(|entry| (entry.delivery.clone(), entry.cut.clone()))
+        };
+        let Some((delivery, cut)) = found else { return Err(gone(instance)) };
+        let opened = delivery.open(stream, self.term.now());
+        let mut ends = Ends::of(&self.term, request, instance, peer);
+        ends.with(&opened.superseded, &cut);
+        Ok((instance, opened, ends))
+    }
+}
+
+/// The agent that calls; the layer lets nobody else through.
+fn agent(caller: &Caller) -> Result<(InstanceId, &Peer), Status> {
+    match caller {
+        Caller::Agent { instance, peer, .. } => Ok((*instance, peer)),
+        Caller::Operator { .. } => Err(Refusal::denied("WRONG_ROLE", "this port serves agents").into()),
+    }
+}
+
+/// A stream that `tell` fills, in a task of the term, until something ends it. There is room for one message: what
+/// nobody takes is not made.
+fn told<T, F>(term: &Term, mut ends: Ends, tell: impl FnOnce(mpsc::Sender<Result<T, Status>>) -> F) -> Out<T>
+where
+    T: Send + 'static,
+    F: Future<Output = ()> + Send + 'static,
+{
+    let (out, told) = mpsc::channel(1);
+    let telling = tell(out.clone());
+    term.tasks.spawn("agent stream", async move {
+        tokio::select! {
+            biased;
+            status = ends.next() => {
+                // One that takes nothing is not waited for: its stream ends without a word.
+                let _ = out.send_timeout(Err(status), LAST_WORD).await;
+            }
+            () = out.closed() => {}
+            () = telling => {}
+        }
+    });
+    Box::pin(ReceiverStream::new(told))
+}
+
+type Out<T> = Pin<Box<dyn tokio_stream::Stream<Item = Result<T, Status>> + Send>>;
 
 #[tonic::async_trait]
 impl AgentService for Agents {
@@ -28,37 +95,18 @@ impl AgentService for Agents {
         request: Request<Streaming<v1::HealthReportRequest>>,
     ) -> Result<Response<()>, Status> {
         let caller = Caller::of(&request)?;
-        let Caller::Agent { instance, peer, .. } = &caller else {
-            return Err(Refusal::denied("WRONG_ROLE", "only agents report health").into());
-        };
-        let closed = request.extensions().get::<ConnInfo>().map(|info| info.closed.clone()).unwrap_or_default();
+        let (instance, peer) = agent(&caller)?;
+        let mut ends = Ends::of(&self.term, &request, instance, peer);
         let mut reports = request.into_inner();
-        let Some(session) = Session::open(&self.term, *instance, closed.clone()) else {
-            return Err(Refusal::denied("INSTANCE_DELETED", format!("instance {instance} is gone")).into());
+        let Some(session) = Session::open(&self.term, instance, ends.closed().clone()) else {
+            return Err(gone(instance));
         };
-        let left = peer.not_after.plus(nstance_identity::peer::LEEWAY).since(self.term.shared.clock.now());
-        let expiry = tokio::time::sleep(left);
-        tokio::pin!(expiry);
-        let stop = self.term.tasks.token().clone();
+        ends.with(&session.superseded, &session.cut);
         loop {
             // Biased: what ends the stream is looked at before what it says.
             tokio::select! {
                 biased;
-                () = closed.cancelled() => return Err(Status::unavailable("connection ended")),
-                () = stop.cancelled() => {
-                    return Err(Refusal::unavailable("LEADER_CHANGED", "this server leads no more; reconnect").into());
-                }
-                () = session.superseded.cancelled() => {
-                    let message = "a newer stream of this instance took over";
-                    return Err(Refusal::new(Code::Aborted, "SUPERSEDED", message).into());
-                }
-                () = session.cut.cancelled() => {
-                    return Err(Refusal::denied("INSTANCE_DELETED", format!("instance {instance} is gone")).into());
-                }
-                () = &mut expiry => {
-                    let message = format!("certificate {} expired; rejoin", peer.serial);
-                    return Err(Refusal::unauthenticated("CERT_EXPIRED", message).into());
-                }
+                status = ends.next() => return Err(status),
                 report = reports.message() => match report {
                     Ok(Some(report)) => {
                         if report.instance_id != instance.to_string() {
@@ -77,20 +125,30 @@ impl AgentService for Agents {
 
     async fn key_gen_requests(
         &self,
-        _: Request<v1::AgentStreamRequest>,
+        request: Request<v1::AgentStreamRequest>,
     ) -> Result<Response<Self::KeyGenRequestsStream>, Status> {
-        Err(Status::unimplemented("keys for files are not served by this build"))
+        let (instance, stream, ends) = self.open(&request, Stream::Keys)?;
+        let term = self.term.clone();
+        Ok(Response::new(told(&self.term, ends, async move |out| keys::ask(&term, instance, &stream, &out).await)))
     }
 
-    async fn submit_public_keys(&self, _: Request<v1::PublicKeysRequest>) -> Result<Response<()>, Status> {
-        Err(Status::unimplemented("keys for files are not served by this build"))
+    async fn submit_public_keys(&self, request: Request<v1::PublicKeysRequest>) -> Result<Response<()>, Status> {
+        let caller = Caller::of(&request)?;
+        let (instance, _) = agent(&caller)?;
+        keys::submit(&self.term, instance, request.get_ref())?;
+        Ok(Response::new(()))
     }
 
     async fn receive_files(
         &self,
-        _: Request<v1::AgentStreamRequest>,
+        request: Request<v1::AgentStreamRequest>,
     ) -> Result<Response<Self::ReceiveFilesStream>, Status> {
-        Err(Status::unimplemented("files are not served by this build"))
+        let (instance, stream, ends) = self.open(&request, Stream::Files)?;
+        let v1::AgentStreamRequest { session_id, config_hash, .. } = request.into_inner();
+        let hello = Hello { session: session_id, hash: config_hash };
+        let term = self.term.clone();
+        let serve = async move |out| files::serve(&term, instance, &stream, &hello, &out).await;
+        Ok(Response::new(told(&self.term, ends, serve)))
     }
 
     async fn renew_certificate(

@@ -29,6 +29,7 @@ use tonic::Code;
 
 use super::{
     config::{Applied, asked_of, group_etag, layer},
+    files,
     instances::is_leaving,
 };
 use crate::{
@@ -311,6 +312,7 @@ fn put_in_force(term: &Arc<Term>, before: &GroupsFile, after: &GroupsFile, swap:
     term.shared.config.set(next);
     term.world.ask(asked);
     term.images.refresh();
+    files::refreshed(term);
     for group in &named {
         term.wake(group);
     }

@@ -13,6 +13,7 @@ use nstance_core::{
 use nstance_proto::v1;
 use tokio_util::sync::CancellationToken;
 
+use super::files;
 use crate::{
     events::{Reason, Tell},
     term::Term,
@@ -91,6 +92,7 @@ impl Session {
         let mut wake = false;
         let mut told = None;
         let mut look = None;
+        let delivery;
         {
             let mut state = term.world.lock();
             let Some(entry) = state.entries.get_mut(instance) else { return };
@@ -114,6 +116,7 @@ impl Session {
             if !report.config_hash.is_empty() {
                 link.config_hash.clone_from(&report.config_hash);
             }
+            delivery = entry.delivery.clone();
             // A host on its way down is looked at from now on, again and again, while its agent can still speak.
             let shuts_down = told.is_some() && link.notice.as_ref().is_some_and(|notice| notice.action == "shutdown");
             if shuts_down && !entry.describe.in_flight {
@@ -135,6 +138,7 @@ impl Session {
         if wake {
             term.wake(group);
         }
+        files::reported(term, group, *instance, &delivery, report);
     }
 }
 

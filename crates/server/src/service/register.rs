@@ -134,7 +134,7 @@ fn said(text: &str) -> Option<String> {
 }
 
 /// RFC 1123.
-fn is_host(text: &str) -> bool {
+pub(super) fn is_host(text: &str) -> bool {
     text.len() <= 253
         && text.split('.').all(|label| {
             !label.is_empty()

@@ -13,6 +13,7 @@ use nstance_store::records::Versioned;
 use tokio_util::sync::CancellationToken;
 
 use super::{Balance, RETURN_GRACE, State, telling::LOST_IS_ILL_AFTER};
+use crate::service::files::Delivery;
 
 /// Facts in memory are what was committed, except for an intent whose write is still on its way.
 pub enum Facts {
@@ -77,6 +78,8 @@ pub struct Entry {
     /// When we last learned, by our own clock, that it was made: from its record, its registration, its first sight.
     pub fresh_from: Timestamp,
     pub link: Link,
+    /// Keys and files of its agent.
+    pub delivery: Arc<Delivery>,
     pub describe: Describe,
     /// Load balancers it is in, or was.
     pub balancers: BTreeMap<LbKey, Balance>,
@@ -121,6 +124,7 @@ impl Entry {
                 notice: None,
                 config_hash: String::new(),
             },
+            delivery: Arc::default(),
             describe: Describe::default(),
             balancers: BTreeMap::new(),
             busy: None,

@@ -50,11 +50,12 @@ impl Agent {
         dial(address, tls(&self.bundle, Some((&self.chain, &self.key))), Ipv4Addr::LOCALHOST).await
     }
 
-    /// A call on the agent port that has no effect: refused, or answered "not served".
+    /// A call on the agent port that has no effect: who may call is told that it brought no keys.
     pub async fn knock(&self, leader: &Leader) -> Status {
         let line = self.dial(&leader.advertised.agent).await.expect("the agent port");
         let mut client = AgentServiceClient::new(line.channel.clone());
-        match client.submit_public_keys(v1::PublicKeysRequest::default()).await {
+        let nothing = v1::PublicKeysRequest { instance_id: self.id.to_string(), keys: Vec::new() };
+        match client.submit_public_keys(nothing).await {
             Ok(_) => Status::ok("served"),
             Err(status) => status,
         }

@@ -7,6 +7,7 @@
 #![allow(dead_code, unreachable_pub, reason = "every test file is a crate of its own and uses its own part of this")]
 
 pub mod fleet;
+pub mod machine;
 pub mod meddler;
 pub mod operator;
 pub mod wire;
@@ -26,10 +27,10 @@ use nstance_core::{
     ids::{InstanceId, Shard as ShardId, Tenant},
     instance::{Instance, Phase},
     ports::{
-        clock::{Clock, Entropy},
+        clock::{Clock, Entropy, random},
         objects::{Condition, ObjectStore},
         provider::{Owner, VmSpec},
-        secrets::Secrets,
+        secrets::{Secret, Secrets},
     },
     time::{Mono, Timestamp},
 };
@@ -264,8 +265,13 @@ impl Site {
     }
 
     pub async fn put_secret_key(&self, name: &str, key: &KeyPair) {
-        let secret = nstance_core::ports::secrets::Secret(key.to_pkcs8_pem().as_bytes().to_vec());
+        let secret = Secret(key.to_pkcs8_pem().as_bytes().to_vec());
         self.secrets().create(name, &secret).await.expect("store the secret");
+    }
+
+    /// Stores a secret of the users', over an older one.
+    pub async fn put_secret(&self, name: &str, text: &str) {
+        self.secrets().put(name, &Secret(text.as_bytes().to_vec())).await.expect("store the secret");
     }
 
     /// Signs nonces, as the server does.

@@ -1,0 +1,259 @@
+//! Files of instances: whoever is connected gets what its template asks for, and again whatever of it changes.
+//!
+//! Nothing is queued. Each stream looks at the whole of what its instance is owed, sends what is missing, and sleeps
+//! until somebody wakes it: a report, a key, a config, a time. A batch ends with a message that commits it by naming a
+//! hash: the group's, if the agent then has everything; otherwise the one the agent has already, so that its files are
+//! taken and its hash stays.
+
+mod addresses;
+mod batch;
+pub mod decide;
+mod delivery;
+mod sources;
+
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
+
+use data_encoding::HEXLOWER;
+use nstance_core::{
+    ids::{GroupRef, InstanceId},
+    instance::Ownership,
+    ports::clock::random,
+    time::Timestamp,
+};
+use nstance_proto::v1;
+use tokio::sync::{Semaphore, mpsc};
+use tonic::Status;
+
+pub use self::delivery::{Delivery, Opened, Stream};
+use self::{
+    batch::{Look, make, sha256},
+    decide::{Due, FIRST_REPORT, Heard, Wanted},
+    sources::Sources,
+};
+use super::status::timestamp;
+use crate::{
+    events::{Reason, Tell},
+    exec::request::asked_for,
+    term::Term,
+};
+
+/// Batches that are being made at once: a change for all must neither flood the store nor fill the memory.
+const MAKING: usize = 256;
+
+/// While it is in doubt whether we lead nothing is sent; looked at again after this.
+const STALLED: Duration = Duration::from_secs(1);
+
+/// Commits the files of an agent that has no hash at all and cannot be given ours: something of it is missing.
+const INCOMPLETE: &str = "incomplete";
+
+/// What all streams of a term share.
+pub struct Files {
+    sources: Sources,
+    making: Semaphore,
+}
+
+impl Default for Files {
+    fn default() -> Self {
+        Self { sources: Sources::default(), making: Semaphore::new(MAKING) }
+    }
+}
+
+/// What an agent said when it opened its stream.
+pub struct Hello {
+    pub session: String,
+    pub hash: String,
+}
+
+type Out = mpsc::Sender<Result<v1::FileTransfer, Status>>;
+
+/// Nobody takes what we send any more.
+struct Gone;
+
+/// What the template of an instance asks for; `None` while nobody can say.
+pub fn wanted(term: &Arc<Term>, instance: InstanceId) -> Option<Wanted> {
+    let (it, delivery) = {
+        let state = term.world.lock();
+        let entry = state.entries.get(&instance)?;
+        let it = entry.instance();
+        if it.ownership == Ownership::Managed {
+            let group = state.groups.get(&it.group)?;
+            return Some(Wanted { merged: group.merged.clone()?, hash: group.runtime_hash.clone() });
+        }
+        (it.clone(), entry.delivery.clone())
+    };
+    // It goes by its own request, not by its group; the merge is made once per config.
+    let (applied, bundle) = (term.applied(), term.shared.authority.bundle_pem());
+    let mut state = delivery.lock();
+    if let Some((of, with, wanted)) = &state.on_demand
+        && Arc::ptr_eq(of, &applied)
+        && *with == bundle
+    {
+        return Some(wanted.clone());
+    }
+    let merged = asked_for(term, &it, it.request.as_ref()?).ok()?;
+    let hash = merged.runtime_hash(Some(bundle.as_bytes()));
+    let wanted = Wanted { merged, hash };
+    state.on_demand = Some((applied, bundle, wanted.clone()));
+    Some(wanted)
+}
+
+/// Another config is in force: everybody looks, and what comes from elsewhere is read again.
+pub fn refreshed(term: &Term) {
+    term.files.sources.forget();
+    let state = term.world.lock();
+    for entry in state.entries.values() {
+        entry.delivery.look_again();
+    }
+}
+
+/// Takes in what a report says of files.
+pub fn reported(
+    term: &Term,
+    group: &GroupRef,
+    instance: InstanceId,
+    delivery: &Delivery,
+    report: &v1::HealthReportRequest,
+) {
+    for (name, why) in delivery.reported(report, term.now()) {
+        let message = format!("file {name} was not written by the agent: {why}");
+        term.tell(Tell::instance(Reason::FileDeliveryFailed, group, instance, message).detail("file", name));
+    }
+}
+
+/// Sleeps until this time of the term; for ever without one.
+pub async fn sleep_until(term: &Term, at: Option<Timestamp>) {
+    match at {
+        Some(at) => tokio::time::sleep(at.since(term.now())).await,
+        None => std::future::pending().await,
+    }
+}
+
+/// Sends an instance what it is owed, for as long as the stream lives.
+pub async fn serve(term: &Arc<Term>, instance: InstanceId, stream: &Opened, hello: &Hello, out: &Out) {
+    let patience = term.now().plus(FIRST_REPORT);
+    loop {
+        let now = term.now();
+        let wake_at = match look(term, instance, stream, hello, patience, now) {
+            Ok(_) if !term.guard.is_open() => Some(now.plus(STALLED)),
+            Ok(look) => match deliver(term, stream, hello, &look, out).await {
+                Ok(()) => continue,
+                Err(Gone) => return,
+            },
+            Err(wake_at) => wake_at,
+        };
+        tokio::select! {
+            biased;
+            () = stream.wake.notified() => {}
+            () = sleep_until(term, wake_at) => {}
+        }
+    }
+}
+
+/// What to send now, or until when to wait.
+fn look(
+    term: &Arc<Term>,
+    instance: InstanceId,
+    stream: &Opened,
+    hello: &Hello,
+    patience: Timestamp,
+    now: Timestamp,
+) -> Result<Look, Option<Timestamp>> {
+    let wanted = wanted(term, instance).ok_or(None)?;
+    let it = term.world.lock().entries.get(&instance).map(|entry| entry.instance().clone()).ok_or(None)?;
+    let mut state = stream.delivery.lock();
+    state.memory.look(&wanted);
+    let report = state.reported.clone().filter(|report| report.session == hello.session);
+    let heard = match &report {
+        Some(report) => Heard::Report(report),
+        None if now < patience => Heard::Waiting { until: patience },
+        None => Heard::Nothing,
+    };
+    match state.memory.decide(now, &wanted, &state.held(), heard) {
+        Due::Wait(at) => Err(at),
+        Due::Batch(order) => Ok(Look { instance: it, wanted, order, report, keys: state.keys.clone() }),
+    }
+}
+
+/// Makes a batch and sends it.
+async fn deliver(term: &Arc<Term>, stream: &Opened, hello: &Hello, look: &Look, out: &Out) -> Result<(), Gone> {
+    let delivery = &stream.delivery;
+    let mut batch = {
+        let _one_of_many = term.files.making.acquire().await;
+        make(term, delivery, look).await
+    };
+    let message = v1::FileTransfer {
+        batch_id: HEXLOWER.encode(&random::<8>(term.shared.entropy.as_ref())),
+        epoch: term.epoch().0,
+        ..v1::FileTransfer::default()
+    };
+    let mut sent = BTreeMap::new();
+    for file in std::mem::take(&mut batch.files) {
+        // An agent would drop it by its epoch; better it is not said at all.
+        if !term.guard.is_open() {
+            return Ok(());
+        }
+        let (content, known) = match batch.content(term, look, &file).await {
+            Ok(found) => found,
+            Err(why) => {
+                batch.failures.push((file.name, why));
+                continue;
+            }
+        };
+        let transfer = v1::FileTransfer {
+            filename: file.name.clone(),
+            sha256: sha256(&content).to_vec(),
+            content,
+            last_modified: Some(timestamp(term.now())),
+            ..message.clone()
+        };
+        out.send(Ok(transfer)).await.map_err(|_| Gone)?;
+        sent.insert(file.name, known);
+    }
+    let left = delivery.lock().memory.left();
+    for name in &left {
+        let transfer = v1::FileTransfer { filename: name.clone(), remove: true, ..message.clone() };
+        out.send(Ok(transfer)).await.map_err(|_| Gone)?;
+    }
+    if !term.guard.is_open() {
+        return Ok(());
+    }
+    let commit = {
+        let now = term.now();
+        let mut state = delivery.lock();
+        let mut told = Vec::new();
+        for (name, why) in batch.failures {
+            told.push((state.memory.failed(&name, now), name, why));
+        }
+        state.memory.checked(&look.order, &look.wanted, now);
+        let report = look.report.as_deref();
+        let complete = state.memory.is_complete(&look.wanted, &sent, report);
+        let has_hash = report.is_some_and(|it| it.hash == look.wanted.hash);
+        let commits = !sent.is_empty() || !left.is_empty() || (complete && !has_hash);
+        if commits {
+            // Before it is sent: the answer may be faster than we are.
+            state.memory.sent(sent, complete.then_some(look.wanted.hash.as_str()), now);
+        }
+        drop(state);
+        tell_failures(term, look, told);
+        commits.then(|| match complete {
+            true => look.wanted.hash.clone(),
+            false => own_hash(report.map(|it| it.hash.as_str()), hello),
+        })
+    };
+    let Some(config_hash) = commit else { return Ok(()) };
+    out.send(Ok(v1::FileTransfer { config_hash, ..message })).await.map_err(|_| Gone)
+}
+
+/// The hash an agent has, to commit files without telling it that it has everything.
+fn own_hash(reported: Option<&str>, hello: &Hello) -> String {
+    let own = reported.filter(|hash| !hash.is_empty()).unwrap_or(&hello.hash);
+    if own.is_empty() { INCOMPLETE.to_owned() } else { own.to_owned() }
+}
+
+fn tell_failures(term: &Term, look: &Look, failures: Vec<(Duration, String, String)>) {
+    for (retry_after, name, why) in failures {
+        let message = format!("file {name} was not sent: {why}");
+        let told = Tell::instance(Reason::FileDeliveryFailed, &look.instance.group, look.instance.id, message);
+        term.tell(told.detail("file", name).retry_after(retry_after));
+    }
+}

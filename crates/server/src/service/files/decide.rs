@@ -1,0 +1,392 @@
+//! What an instance is owed, decided from facts alone: what its template asks for, what its agent shows, what we sent.
+//!
+//! A report shows of a file only when it was written, or why it was not, and one hash for all of them. So what is sent
+//! is remembered by its content, for the term. After a take-over nothing is remembered: what the hash vouches for is
+//! taken as it is, and what no hash covers (secrets, objects) is sent once more; an agent leaves equal bytes alone.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::Arc,
+    time::Duration,
+};
+
+use nstance_config::{MergedGroup, model::FileSpec};
+use nstance_core::{instance::Addresses, time::Timestamp};
+
+/// How long a new stream waits for a report that says what is there.
+pub const FIRST_REPORT: Duration = Duration::from_secs(5);
+
+/// A file that did not arrive, or could not be made, is tried again after this, then after twice as long …
+const RETRY: Duration = Duration::from_secs(10);
+
+/// An agent that was told everything and still has another hash.
+const DRIFT: Duration = Duration::from_secs(60);
+
+/// … but never later than this.
+const MAX_WAIT: Duration = Duration::from_secs(600);
+
+/// What no hash covers (secrets, objects, addresses) is compared anew this often. Nobody tells us of their change.
+pub const RECHECK: Duration = Duration::from_secs(300);
+
+/// A report that comes this long after a batch was sent was made after it.
+const CROSSING: Duration = Duration::from_secs(5);
+
+/// The wait after so many tries: `base`, doubled with each.
+pub fn wait(base: Duration, tries: u32) -> Duration {
+    base.saturating_mul(2_u32.saturating_pow(tries.saturating_sub(1))).min(MAX_WAIT)
+}
+
+/// What the template of an instance asks for, with everything merged.
+#[derive(Clone)]
+pub struct Wanted {
+    pub merged: Arc<MergedGroup>,
+    /// The runtime hash that an agent has when all of it has arrived.
+    pub hash: String,
+}
+
+impl Wanted {
+    /// Names of the keys that the instance must have.
+    pub fn keys(&self) -> BTreeSet<String> {
+        let key = |spec: &FileSpec| match spec {
+            FileSpec::Certificate { key, .. } => Some(key.clone()),
+            _ => None,
+        };
+        self.merged.files.values().filter_map(key).collect()
+    }
+
+    /// Whether nothing is missing to make this file.
+    pub fn is_ready(spec: &FileSpec, held: &BTreeSet<String>) -> bool {
+        match spec {
+            FileSpec::Certificate { key, .. } => held.contains(key),
+            _ => true,
+        }
+    }
+
+    /// When a certificate that was written then has a third of its life left.
+    fn renewal_of_one_from(&self, spec: &FileSpec, written: Timestamp) -> Option<Timestamp> {
+        let FileSpec::Certificate { template, .. } = spec else { return None };
+        let ttl = self.merged.certificates.get(template)?.ttl;
+        Some(written.plus(ttl * 2 / 3))
+    }
+}
+
+/// Whether the runtime hash says nothing about the content.
+pub fn is_unhashed(spec: &FileSpec) -> bool {
+    matches!(spec, FileSpec::Secret { .. } | FileSpec::Storage { .. })
+}
+
+/// One file as an agent shows it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Shown {
+    Written(Timestamp),
+    Failed(String),
+}
+
+/// What the last report said of files, and of where the machine is.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Reported {
+    pub session: String,
+    /// Empty if the agent has none.
+    pub hash: String,
+    pub files: BTreeMap<String, Shown>,
+    pub addresses: Addresses,
+}
+
+/// What is known of the agent's files.
+#[derive(Clone, Copy)]
+pub enum Heard<'a> {
+    /// A stream was opened just now; its report is on the way.
+    Waiting {
+        until: Timestamp,
+    },
+    /// There is none, and nobody waits for one any more.
+    Nothing,
+    Report(&'a Reported),
+}
+
+/// Hash of a file's content; of a certificate, of all that goes into it but time and serial.
+pub type Print = [u8; 32];
+
+/// What we sent, and the agent has.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Known {
+    pub print: Print,
+    /// When a certificate is due for its next.
+    pub renew_at: Option<Timestamp>,
+}
+
+/// The beginning of time: whatever is due then is due at once.
+const AT_ONCE: Timestamp = Timestamp::EPOCH;
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+struct Tries {
+    n: u32,
+    next: Timestamp,
+}
+
+impl Default for Tries {
+    fn default() -> Self {
+        Self { n: 0, next: AT_ONCE }
+    }
+}
+
+/// What we remember of the files of one instance; it ends with the term.
+#[derive(Default)]
+pub struct Memory {
+    pub known: BTreeMap<String, Known>,
+    /// Nobody knows what the agent has under these names: they are sent whatever a report shows.
+    doubtful: BTreeSet<String>,
+    /// Sent, and no report since.
+    unproven: BTreeSet<String>,
+    sent_at: Option<Timestamp>,
+    tries: BTreeMap<String, Tries>,
+    /// The errors that were told, with the try they belong to.
+    told: BTreeMap<String, (u32, String)>,
+    /// Left the template; the agent may still have them.
+    left: BTreeSet<String>,
+    /// What the template asked for when we looked last.
+    names: BTreeSet<String>,
+    /// Nothing was sent yet on the stream that is open.
+    is_fresh: bool,
+    /// The hash for which all contents were compared on the stream that is open, and when.
+    checked_for: Option<String>,
+    checked_at: Option<Timestamp>,
+    /// The hash that a batch said was reached.
+    completed: Option<String>,
+    drift: Tries,
+}
+
+/// What to do now.
+#[derive(Debug, PartialEq, Eq)]
+pub enum Due {
+    Wait(Option<Timestamp>),
+    Batch(Order),
+}
+
+/// What a batch is to hold.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Order {
+    /// Everything, whatever is known.
+    pub all: bool,
+    /// Whatever turns out to differ from what the agent has.
+    pub compare: bool,
+    /// These in any case.
+    pub names: BTreeSet<String>,
+}
+
+/// What the next batch says of a file that is ready.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Verdict {
+    /// Not looked at, or tried again later.
+    Leave,
+    Send,
+    /// Its content decides.
+    Compare,
+}
+
+impl Memory {
+    /// A stream was opened: what it will bear is looked at as a whole.
+    pub fn opened(&mut self, now: Timestamp) {
+        self.is_fresh = true;
+        self.checked_for = None;
+        self.checked_at = Some(now);
+    }
+
+    /// The stream is over. What it bore last may have been lost with it.
+    pub fn closed(&mut self) {
+        for name in std::mem::take(&mut self.unproven) {
+            self.known.remove(&name);
+            self.doubtful.insert(name);
+        }
+        self.completed = None;
+    }
+
+    /// Contents are compared at the next look: a key or an address is another.
+    pub fn look_again(&mut self) {
+        self.checked_for = None;
+    }
+
+    /// Takes note of what left the template.
+    pub fn look(&mut self, wanted: &Wanted) {
+        let names: BTreeSet<String> = wanted.merged.files.keys().cloned().collect();
+        for name in self.names.difference(&names) {
+            self.left.insert(name.clone());
+            self.known.remove(name);
+            self.doubtful.remove(name);
+            self.tries.remove(name);
+            self.told.remove(name);
+        }
+        self.left.retain(|name| !names.contains(name));
+        self.names = names;
+    }
+
+    /// A report came. Answers the errors in it that nobody was told of.
+    pub fn reported(&mut self, report: &Reported, is_change: bool, now: Timestamp) -> Vec<(String, String)> {
+        let may_cross = self.sent_at.is_some_and(|at| now < at.plus(CROSSING));
+        if is_change || !may_cross {
+            self.unproven.clear();
+        }
+        if self.completed.as_ref() == Some(&report.hash) {
+            self.drift = Tries::default();
+        }
+        // One whose time is not over yet may have been shown before it was sent again.
+        self.tries.retain(|name, tries| {
+            let arrived = matches!(report.files.get(name), Some(Shown::Written(_)));
+            !arrived || now < tries.next || self.doubtful.contains(name)
+        });
+        self.left.retain(|name| report.files.contains_key(name) || may_cross);
+        let mut errors = Vec::new();
+        for name in &self.names {
+            let Some(Shown::Failed(why)) = report.files.get(name) else { continue };
+            let told = (self.tries.get(name).map_or(0, |it| it.n), why.clone());
+            if self.told.get(name) != Some(&told) {
+                errors.push((name.clone(), why.clone()));
+                self.told.insert(name.clone(), told);
+            }
+        }
+        errors
+    }
+
+    /// When this file is due; `None` if nothing is known to be wrong with it. What was tried lately waits.
+    fn due(&self, wanted: &Wanted, name: &str, spec: &FileSpec, report: Option<&Reported>) -> Option<Timestamp> {
+        let next_try = Some(self.tries.get(name).map_or(AT_ONCE, |it| it.next));
+        if self.doubtful.contains(name) {
+            return next_try;
+        }
+        let known = self.known.get(name);
+        let shown = report.map(|it| it.files.get(name));
+        let has_hash = report.is_some_and(|it| it.hash == wanted.hash);
+        match (shown, known) {
+            (Some(None | Some(Shown::Failed(_))), _) => next_try,
+            (_, Some(known)) => known.renew_at,
+            (Some(Some(Shown::Written(at))), None) if has_hash && !is_unhashed(spec) => {
+                wanted.renewal_of_one_from(spec, *at)
+            }
+            (_, None) => next_try,
+        }
+    }
+
+    pub fn decide(&self, now: Timestamp, wanted: &Wanted, held: &BTreeSet<String>, heard: Heard<'_>) -> Due {
+        let report = match heard {
+            Heard::Waiting { until } => return Due::Wait(Some(until)),
+            Heard::Nothing => None,
+            Heard::Report(report) => Some(report),
+        };
+        let recheck = self.checked_at.map_or(AT_ONCE, |at| at.plus(RECHECK));
+        let mut next = vec![recheck];
+        let is_new = self.checked_for.as_ref() != Some(&wanted.hash);
+        let all = report.is_none() && self.is_fresh;
+        let mut order = Order { all, compare: is_new || recheck <= now, ..Order::default() };
+        for (name, spec) in &wanted.merged.files {
+            if !Wanted::is_ready(spec, held) {
+                continue;
+            }
+            let Some(due) = self.due(wanted, name, spec, report) else { continue };
+            if due <= now {
+                order.names.insert(name.clone());
+            } else {
+                next.push(due);
+            }
+        }
+        let drifts = report.is_some_and(|it| it.hash != wanted.hash);
+        if drifts && !is_new && self.completed.as_ref() == Some(&wanted.hash) {
+            if self.drift.next <= now {
+                order.all = true;
+            } else {
+                next.push(self.drift.next);
+            }
+        }
+        if order == Order::default() {
+            return Due::Wait(next.into_iter().filter(|at| now < *at).min());
+        }
+        Due::Batch(order)
+    }
+
+    /// What a batch of this order says of one file.
+    pub fn verdict(&self, order: &Order, wanted: &Wanted, name: &str, now: Timestamp) -> Verdict {
+        if order.all || order.names.contains(name) {
+            return Verdict::Send;
+        }
+        // What failed a moment ago for this very hash waits for its time.
+        let fails = self.doubtful.contains(name) && self.tries.get(name).is_some_and(|it| now < it.next);
+        if !order.compare || (fails && self.checked_for.as_ref() == Some(&wanted.hash)) {
+            return Verdict::Leave;
+        }
+        Verdict::Compare
+    }
+
+    /// Whether a file that is only compared is sent: it differs from what the agent has.
+    pub fn differs(&mut self, wanted: &Wanted, name: &str, print: Print, report: Option<&Reported>) -> bool {
+        if let Some(known) = self.known.get(name) {
+            return known.print != print;
+        }
+        let Some(spec) = wanted.merged.files.get(name) else { return false };
+        let vouched = report.filter(|it| it.hash == wanted.hash).and_then(|it| it.files.get(name));
+        let Some(Shown::Written(at)) = vouched.filter(|_| !self.doubtful.contains(name) && !is_unhashed(spec)) else {
+            return true;
+        };
+        // A take-over: the agent's hash vouches for it, and from now on we know it.
+        let renew_at = wanted.renewal_of_one_from(spec, *at);
+        self.known.insert(name.to_owned(), Known { print, renew_at });
+        false
+    }
+
+    /// Files that left the template, to be removed.
+    pub fn left(&self) -> BTreeSet<String> {
+        self.left.clone()
+    }
+
+    /// A file was not made: the agent keeps what it has. Answers when it is tried again.
+    pub fn failed(&mut self, name: &str, now: Timestamp) -> Duration {
+        self.doubtful.insert(name.to_owned());
+        self.tried(name, now)
+    }
+
+    fn tried(&mut self, name: &str, now: Timestamp) -> Duration {
+        let tries = self.tries.entry(name.to_owned()).or_default();
+        tries.n += 1;
+        let wait = wait(RETRY, tries.n);
+        tries.next = now.plus(wait);
+        wait
+    }
+
+    /// Whether the agent has everything once these are there.
+    pub fn is_complete(&self, wanted: &Wanted, sent: &BTreeMap<String, Known>, report: Option<&Reported>) -> bool {
+        let has_hash = report.is_some_and(|it| it.hash == wanted.hash);
+        wanted.merged.files.keys().all(|name| {
+            let shown = report.and_then(|it| it.files.get(name));
+            let vouched = has_hash && matches!(shown, Some(Shown::Written(_)));
+            sent.contains_key(name) || (!self.doubtful.contains(name) && (self.known.contains_key(name) || vouched))
+        })
+    }
+
+    /// All of an order was looked at, for this hash.
+    pub fn checked(&mut self, order: &Order, wanted: &Wanted, now: Timestamp) {
+        self.is_fresh = false;
+        if order.all || order.compare {
+            self.checked_for = Some(wanted.hash.clone());
+            self.checked_at = Some(now);
+        }
+    }
+
+    /// A batch was handed over, its commit included.
+    pub fn sent(&mut self, sent: BTreeMap<String, Known>, completed: Option<&str>, now: Timestamp) {
+        for (name, known) in sent {
+            self.tried(&name, now);
+            self.doubtful.remove(&name);
+            self.unproven.insert(name.clone());
+            self.known.insert(name, known);
+        }
+        self.sent_at = Some(now);
+        let Some(hash) = completed else {
+            self.completed = None;
+            return;
+        };
+        if self.completed.as_deref() != Some(hash) {
+            self.drift = Tries::default();
+        }
+        self.completed = Some(hash.to_owned());
+        self.drift.n += 1;
+        self.drift.next = now.plus(wait(DRIFT, self.drift.n));
+    }
+}

@@ -1,0 +1,176 @@
+//! Keys and files of one instance, as its leader remembers them. One lock, never held over an await, and never taken
+//! before the world's.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
+};
+
+use nstance_core::{instance::Addresses, time::Timestamp};
+use nstance_identity::keys::PublicKey;
+use nstance_proto::v1;
+use tokio::sync::Notify;
+use tokio_util::sync::CancellationToken;
+
+use super::decide::{Memory, Reported, Shown, Wanted};
+use crate::service::{config::Applied, keys::is_name};
+
+/// Files of a report that are looked at, and what is kept of each error: more than any template has.
+const MAX_FILES: usize = 512;
+const MAX_ERROR: usize = 256;
+
+/// The server's side of what an agent is told.
+#[derive(Default)]
+pub struct Delivery {
+    state: Mutex<State>,
+}
+
+#[derive(Default)]
+pub struct State {
+    pub keys: BTreeMap<String, PublicKey>,
+    pub reported: Option<Arc<Reported>>,
+    pub memory: Memory,
+    /// What was last told of addresses that do not agree.
+    pub mismatch: Vec<String>,
+    /// What an on-demand instance asks for, under which config and CA bundle.
+    pub on_demand: Option<(Arc<Applied>, String, Wanted)>,
+    n_streams: u64,
+    open: BTreeMap<Stream, Open>,
+}
+
+/// An agent has one stream of each.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Stream {
+    Keys,
+    Files,
+}
+
+struct Open {
+    id: u64,
+    superseded: CancellationToken,
+    wake: Arc<Notify>,
+}
+
+/// A stream that is open. Dropping it ends it.
+pub struct Opened {
+    pub delivery: Arc<Delivery>,
+    stream: Stream,
+    id: u64,
+    /// A newer stream of the same kind took over.
+    pub superseded: CancellationToken,
+    /// Something may have changed.
+    pub wake: Arc<Notify>,
+}
+
+impl Delivery {
+    pub fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Opens a stream, superseding an older one.
+    pub fn open(self: &Arc<Self>, stream: Stream, now: Timestamp) -> Opened {
+        let mut state = self.lock();
+        state.n_streams += 1;
+        let (id, superseded, wake) = (state.n_streams, CancellationToken::new(), Arc::new(Notify::new()));
+        let open = Open { id, superseded: superseded.clone(), wake: wake.clone() };
+        if let Some(older) = state.open.insert(stream, open) {
+            older.superseded.cancel();
+            state.end(stream);
+        }
+        if stream == Stream::Files {
+            state.memory.opened(now);
+        }
+        Opened { delivery: self.clone(), stream, id, superseded, wake }
+    }
+
+    /// What is asked of the instance may be another now.
+    pub fn wake(&self) {
+        self.lock().wake(&[Stream::Keys, Stream::Files]);
+    }
+
+    /// Contents that no hash covers may be others now.
+    pub fn look_again(&self) {
+        let mut state = self.lock();
+        state.memory.look_again();
+        state.wake(&[Stream::Keys, Stream::Files]);
+    }
+
+    /// Takes in what a report says of files. Answers the errors in it that nobody was told of.
+    pub fn reported(&self, report: &v1::HealthReportRequest, now: Timestamp) -> Vec<(String, String)> {
+        let reported = Arc::new(read(report));
+        let mut state = self.lock();
+        let errors = state.memory.reported(&reported, report.kind() == v1::ReportKind::Change, now);
+        if state.reported.as_ref().is_some_and(|before| before.addresses != reported.addresses) {
+            state.memory.look_again();
+        }
+        state.reported = Some(reported);
+        state.wake(&[Stream::Files]);
+        errors
+    }
+}
+
+impl State {
+    fn wake(&self, streams: &[Stream]) {
+        for open in streams.iter().filter_map(|stream| self.open.get(stream)) {
+            open.wake.notify_one();
+        }
+    }
+
+    fn end(&mut self, stream: Stream) {
+        if stream == Stream::Files {
+            self.memory.closed();
+        }
+    }
+
+    /// Takes in keys that are needed. What they are for is made anew if they are others.
+    pub fn take_keys(&mut self, keys: BTreeMap<String, PublicKey>) {
+        let before = self.keys.clone();
+        self.keys.extend(keys);
+        if before != self.keys {
+            self.memory.look_again();
+        }
+        self.wake(&[Stream::Keys, Stream::Files]);
+    }
+
+    pub fn held(&self) -> BTreeSet<String> {
+        self.keys.keys().cloned().collect()
+    }
+}
+
+impl Drop for Opened {
+    fn drop(&mut self) {
+        let mut state = self.delivery.lock();
+        if state.open.get(&self.stream).is_some_and(|open| open.id == self.id) {
+            state.open.remove(&self.stream);
+            state.end(self.stream);
+        }
+    }
+}
+
+/// What a report says of files and addresses, as far as it is of use. A bad field is as good as none.
+fn read(report: &v1::HealthReportRequest) -> Reported {
+    use v1::file_status::Status;
+    let files = report.files.iter().filter(|(name, _)| is_name(name)).filter_map(|(name, it)| {
+        let shown = match it.status.as_ref()? {
+            Status::LastModified(at) => {
+                let millis = at.seconds.saturating_mul(1000).saturating_add(i64::from(at.nanos) / 1_000_000);
+                Shown::Written(Timestamp::from_millis(millis))
+            }
+            Status::Error(why) => Shown::Failed(why.chars().take(MAX_ERROR).collect()),
+        };
+        Some((name.clone(), shown))
+    });
+    let said = |text: &String| (!text.is_empty() && text.len() <= 253).then(|| text.clone());
+    Reported {
+        session: report.session_id.chars().take(MAX_ERROR).collect(),
+        hash: report.config_hash.chars().take(MAX_ERROR).collect(),
+        // Ordered before it is cut: what is kept must not depend on the order of a map.
+        files: files.collect::<BTreeMap<_, _>>().into_iter().take(MAX_FILES).collect(),
+        addresses: Addresses {
+            ip4: said(&report.private_ipv4),
+            ip6: said(&report.private_ipv6),
+            hostname: said(&report.hostname),
+            fqdn: said(&report.fqdn),
+        },
+    }
+}
