@@ -292,6 +292,11 @@ async fn without_the_lease_every_change_waits_and_every_look_is_served() {
     let mut agents = AgentServiceClient::new(line.channel.clone());
     let renewed = agents.renew_certificate(renewal(&found.agent.key)).await;
     assert_refused(renewed, Code::Unavailable, "LEASE_STALLED");
+    let public_key_pem = found.agent.key.public_key_pem().into_bytes();
+    let keys = vec![v1::PublicKeySubmission { filename: "node".to_owned(), public_key_pem }];
+    let submitted = v1::PublicKeysRequest { instance_id: found.agent.id.to_string(), keys };
+    let submitted = agents.submit_public_keys(submitted).await;
+    assert_refused(submitted, Code::Unavailable, "LEASE_STALLED");
     let key = new_key(shard.site.entropy.as_ref());
     assert_refused(register_operator(shard, &nonce, &key).await, Code::Unavailable, "LEASE_STALLED");
     all_served(every_look(&client, &id).await);
