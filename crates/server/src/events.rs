@@ -92,6 +92,7 @@ reasons! {
     CertificateIssued Info,
     AddressMismatch Warning,
     NonceReplayed Error,
+    RejoinRefused Error,
     LeaderAcquired Info,
     LeaderReleased Info,
     LeaderLost Warning,

@@ -12,5 +12,6 @@ pub mod on_demand;
 pub mod operators;
 pub mod refresh;
 pub mod register;
+pub mod rejoin;
 pub mod statics;
 pub mod status;

@@ -23,7 +23,10 @@ use nstance_store::{
     },
 };
 
-use super::status::timestamp;
+use super::{
+    rejoin::{self, Proof},
+    status::timestamp,
+};
 use crate::{
     events::{Reason, Tell},
     grpc::{auth::record_refusal, status::Refusal},
@@ -48,7 +51,10 @@ pub async fn register(
     // 2. Nobody acts, and nobody is told "unknown", without the lease.
     stalled(term)?;
     // 3. All faults of the request at once.
-    let parsed = parse(&request)?;
+    let parsed = parse(&request, asking)?;
+    if let Some(proof) = parsed.rejoin {
+        return rejoin::rejoin(term, proof, &parsed.key).await;
+    }
     // 4., 5. Nothing is looked up before the signature is known to be ours.
     let keys = term.shared.authority.nonce_keys();
     match asking {
@@ -85,15 +91,16 @@ struct Parsed {
     key: PublicKey,
     addresses: Addresses,
     version: String,
+    /// In place of a nonce.
+    rejoin: Option<Proof>,
 }
 
-fn parse(request: &v1::RegisterClientRequest) -> Result<Parsed, Refusal> {
+fn parse(request: &v1::RegisterClientRequest, asking: Asking) -> Result<Parsed, Refusal> {
     let mut problems = Vec::new();
-    match (request.registration_nonce_jwt.is_empty(), request.rejoin.is_some()) {
-        (false, false) => {}
-        (true, true) => problems.push("rejoin: not served by this build; register with a nonce".to_owned()),
-        _ => problems.push("registration_nonce_jwt, rejoin: exactly one of them must be set".to_owned()),
+    if request.registration_nonce_jwt.is_empty() != request.rejoin.is_some() {
+        problems.push("registration_nonce_jwt, rejoin: exactly one of them must be set".to_owned());
     }
+    let rejoin = request.rejoin.as_ref().and_then(|proof| Proof::parse(proof, asking, &mut problems));
     let key = PublicKey::from_pem(&request.public_key_pem);
     if let Err(error) = &key {
         problems.push(format!("public_key_pem: {error}"));
@@ -124,6 +131,7 @@ fn parse(request: &v1::RegisterClientRequest) -> Result<Parsed, Refusal> {
                 fqdn: said(&request.fqdn),
             },
             version: request.client_version.clone(),
+            rejoin,
         }),
         _ => Err(Refusal::invalid("BAD_REQUEST", problems.join("; "))),
     }
@@ -459,7 +467,7 @@ pub fn logged(role: &str, issued: &Issued) -> LoggedCertificate {
     }
 }
 
-fn answer(term: &Term, issued: &Issued, subject: String) -> v1::RegisterClientResponse {
+pub(super) fn answer(term: &Term, issued: &Issued, subject: String) -> v1::RegisterClientResponse {
     v1::RegisterClientResponse {
         client_certificate_pem: issued.chain_pem.clone().into_bytes(),
         expires_at: Some(timestamp(issued.not_after)),
