@@ -5,7 +5,7 @@
 
 use std::sync::Arc;
 
-use nstance_core::{ids::InstanceId, instance::Instance};
+use nstance_core::{ids::InstanceId, instance::Instance, time::Timestamp};
 use nstance_rt::{chain::Chain, tasks::Tasks};
 use nstance_store::{
     cache::{Cache, CacheError, CachedObject},
@@ -22,6 +22,7 @@ enum Write {
     Groups(String, Box<Versioned<GroupsFile>>),
     Purge(Box<Instance>),
     Keys(InstanceId, Vec<(String, Vec<u8>)>),
+    Boot { instance: InstanceId, failed: bool, body: Vec<u8>, at: Timestamp },
 }
 
 #[derive(Clone)]
@@ -83,6 +84,11 @@ impl CacheWriter {
         }
     }
 
+    /// The last black box of an instance.
+    pub fn put_boot(&self, instance: InstanceId, failed: bool, body: Vec<u8>, at: Timestamp) {
+        self.send(Write::Boot { instance, failed, body, at });
+    }
+
     fn send(&self, write: Write) {
         match &self.way {
             Way::Queue(sender) => {
@@ -114,6 +120,7 @@ fn write_all(cache: &Cache, batch: Vec<Write>) {
             Write::Groups(key, file) => put_object(cache, key, &file),
             Write::Purge(instance) => cache.purge_instance(&instance),
             Write::Keys(instance, keys) => cache.put_public_keys(&instance, &keys),
+            Write::Boot { instance, failed, body, at } => cache.put_boot(instance, failed, &body, at),
         };
         if let Err(error) = written {
             tracing::warn!(error = %Chain(&error), "cache not written, the next rebuild reads the store");

@@ -54,6 +54,7 @@ reasons! {
     InstanceCreateFailed Warning,
     InstanceRegistered Info,
     InstanceNeverRegistered Warning,
+    BootFailed Warning,
     InstanceLost Warning,
     InstanceRecovered Info,
     InstanceSilent Warning,

@@ -53,7 +53,7 @@ use crate::{
     service::{
         config::{Applied, asked},
         groups::Groups,
-        refresh,
+        refresh, report,
     },
     tasks::{capacity, collect, images, observe},
     term::{Advertised, Shared, Term},
@@ -357,6 +357,7 @@ async fn serve_term(
     };
     let _ = begun.set(term.clone());
     images::start(&term, cache.clone());
+    report::recall(&term, cache);
     shared.vitals.clear("term");
     shared.set_role(Role::Leading, term.epoch());
     shared.metrics.leading.set(1);

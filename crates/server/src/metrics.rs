@@ -1,12 +1,16 @@
 //! What Prometheus may ask. Labels are closed sets or names of groups; never an instance id.
 
-use std::sync::atomic::AtomicU64;
+pub mod hosts;
+
+use std::sync::{Arc, atomic::AtomicU64};
 
 use prometheus_client::{
     encoding::{EncodeLabelSet, text::encode},
     metrics::{counter::Counter, family::Family, gauge::Gauge, histogram::Histogram},
     registry::Registry,
 };
+
+use self::hosts::Hosts;
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct GroupLabels {
@@ -27,6 +31,11 @@ pub struct ReasonLabels {
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
+pub struct FieldLabels {
+    pub field: &'static str,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Hash, EncodeLabelSet)]
 pub struct StoreLabels {
     pub op: &'static str,
     pub outcome: &'static str,
@@ -44,6 +53,7 @@ pub struct Metrics {
     pub registration_rejected: Family<ReasonLabels, Counter>,
     pub registrations: Counter,
     pub reports: Counter,
+    pub report_fields_cut: Family<FieldLabels, Counter>,
     pub agents_connected: Gauge,
     pub events: Family<ReasonLabels, Counter>,
     pub watchers_cut_off: Counter,
@@ -60,6 +70,7 @@ pub struct Metrics {
     pub cache_writes_dropped: Counter,
     pub config_pending: Gauge,
     pub config_unapplied: Gauge,
+    pub hosts: Arc<Hosts>,
 }
 
 /// 100 µs to 30 s: the promise is milliseconds, the worst case is a describe of seconds.
@@ -89,6 +100,7 @@ impl Metrics {
             registration_rejected: Family::default(),
             registrations: Counter::default(),
             reports: Counter::default(),
+            report_fields_cut: Family::default(),
             agents_connected: Gauge::default(),
             events: Family::default(),
             watchers_cut_off: Counter::default(),
@@ -105,6 +117,7 @@ impl Metrics {
             cache_writes_dropped: Counter::default(),
             config_pending: Gauge::default(),
             config_unapplied: Gauge::default(),
+            hosts: Arc::default(),
         };
         let it = &mut metrics;
         let registry = &mut it.registry;
@@ -124,6 +137,11 @@ impl Metrics {
         registry.register("store_requests", "Requests to the object store", it.store_requests.clone());
         registry.register("registrations", "Accepted registrations", it.registrations.clone());
         registry.register("health_reports", "Health reports received", it.reports.clone());
+        registry.register(
+            "report_fields_cut",
+            "Fields of health reports that were out of bounds and cut or left out",
+            it.report_fields_cut.clone(),
+        );
         registry.register("agents_connected", "Agents with an open report stream", it.agents_connected.clone());
         registry.register("events", "Events by reason", it.events.clone());
         registry.register(
@@ -163,6 +181,7 @@ impl Metrics {
             "Settings of the config in force that wait for a restart",
             it.config_unapplied.clone(),
         );
+        registry.register_collector(Box::new(it.hosts.clone()));
         metrics
     }
 

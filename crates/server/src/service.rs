@@ -13,5 +13,6 @@ pub mod operators;
 pub mod refresh;
 pub mod register;
 pub mod rejoin;
+pub mod report;
 pub mod statics;
 pub mod status;

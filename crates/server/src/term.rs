@@ -6,7 +6,7 @@
 
 use std::{
     collections::{BTreeMap, VecDeque},
-    sync::{Arc, Mutex, OnceLock, PoisonError},
+    sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
 };
 
 use nstance_core::{
@@ -35,7 +35,7 @@ use crate::{
     authority::Authority,
     cache::CacheWriter,
     events::{Events, Reason, Tell},
-    metrics::Metrics,
+    metrics::{Metrics, hosts::Machines},
     pace::Gate,
     peer::Desk,
     service::{
@@ -159,7 +159,8 @@ impl Term {
             clock: world.clock().clone(),
         });
         let began_with = shared.config.get();
-        Arc::new(Self {
+        let metrics = shared.metrics.clone();
+        let term = Arc::new(Self {
             shared,
             guard,
             tasks,
@@ -179,7 +180,10 @@ impl Term {
             listing: Arc::default(),
             kept: Mutex::default(),
             ended: watch::Sender::new(None),
-        })
+        });
+        let machines: Weak<dyn Machines> = Arc::<Self>::downgrade(&term);
+        metrics.hosts.read_from(machines);
+        term
     }
 
     pub fn epoch(&self) -> Epoch {

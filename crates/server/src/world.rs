@@ -8,6 +8,7 @@ mod brake;
 mod entry;
 mod failures;
 mod images;
+mod machine;
 mod places;
 mod telling;
 mod view;
@@ -35,6 +36,7 @@ pub use brake::{BrakeMemory, BrakeSettings};
 pub use entry::{Describe, Entry, Facts, Link, Notice, StreamId, is_terminal};
 pub use failures::FailureMemory;
 pub use images::Images;
+pub use machine::{BlackBox, Load, Machine, counts_for};
 pub use places::{Figure, Pair, Places, Room};
 
 use crate::{tasks::rollouts::RolloutMemory, term_clock::TermClock, watch::Feed};

@@ -6,6 +6,8 @@
 //!
 //! One connection under one mutex: settings of SQLite belong to a connection, and a pool would apply them to one of many.
 
+mod boot;
+
 use std::{
     collections::BTreeMap,
     fs,

@@ -13,7 +13,7 @@ use nstance_core::{
 use nstance_proto::v1;
 use tokio_util::sync::CancellationToken;
 
-use super::files;
+use super::{files, report};
 use crate::{
     events::{Reason, Tell},
     term::Term,
@@ -139,6 +139,7 @@ impl Session {
             term.wake(group);
         }
         files::reported(term, group, *instance, &delivery, report);
+        report::take(term, (group, *instance, *id), report, now);
     }
 }
 

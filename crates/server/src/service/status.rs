@@ -13,6 +13,7 @@ use nstance_core::{
 };
 use nstance_proto::v1;
 
+use super::report::brief;
 use crate::{
     term::Term,
     world::{Entry, GroupState, State},
@@ -189,7 +190,12 @@ pub fn instances(
 }
 
 pub fn instance(term: &Term, tenant: &Tenant, id: InstanceId) -> Option<v1::InstanceStatusResponse> {
-    instances(term, tenant, |it, _| *it == id, None, 1).pop()
+    let mut found = instances(term, tenant, |it, _| *it == id, None, 1).pop()?;
+    // Lists go without the logs.
+    let state = term.world.lock();
+    let whole = state.entries.get(&id).and_then(|entry| entry.link.machine.boot.report.clone());
+    found.boot = whole.map(|boot| boot.as_ref().clone());
+    Some(found)
 }
 
 /// How long a caller waits for a fresh look.
@@ -253,12 +259,12 @@ pub fn instance_status(
         k8s_provider_id: provider.k8s_provider_id(&entry.vm_ref()),
         replaces: String::new(),
         replaced_by: text(it.drain.as_ref().and_then(|drain| drain.replacement).map(|id| id.to_string())),
-        boot: None,
+        boot: entry.link.machine.boot.report.as_deref().map(brief),
         failure_reason: it.create_failure.as_ref().map(|failure| failure.class.clone()).unwrap_or_default(),
         failure_message: it.create_failure.as_ref().map(|failure| failure.message.clone()).unwrap_or_default(),
         deleted_at: it.delete.as_ref().and_then(|delete| delete.gone_at).map(timestamp),
-        machine: None,
-        spot: entry.vm.as_ref().and_then(|vm| vm.spot).unwrap_or(false),
+        machine: entry.link.machine.info.clone(),
+        spot: entry.vm.as_ref().and_then(|vm| vm.spot).or(entry.link.machine.spot).unwrap_or(false),
         traceparent: String::new(),
         notice: entry.link.notice.as_ref().map(|notice| v1::TerminationNotice {
             action: notice.action.clone(),

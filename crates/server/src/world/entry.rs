@@ -12,7 +12,7 @@ use nstance_core::{
 use nstance_store::records::Versioned;
 use tokio_util::sync::CancellationToken;
 
-use super::{Balance, RETURN_GRACE, State, telling::LOST_IS_ILL_AFTER};
+use super::{Balance, Machine, RETURN_GRACE, State, telling::LOST_IS_ILL_AFTER};
 use crate::service::files::Delivery;
 
 /// Facts in memory are what was committed, except for an intent whose write is still on its way.
@@ -59,6 +59,7 @@ pub struct Link {
     pub silence_told: bool,
     pub notice: Option<Notice>,
     pub config_hash: String,
+    pub machine: Machine,
 }
 
 /// When to look at the VM next.
@@ -123,6 +124,7 @@ impl Entry {
                 silence_told: false,
                 notice: None,
                 config_hash: String::new(),
+                machine: Machine::default(),
             },
             delivery: Arc::default(),
             describe: Describe::default(),
