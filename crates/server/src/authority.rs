@@ -2,9 +2,13 @@
 //!
 //! A CA is made in two steps, each of which may be the last before a crash: the key under its own name, then the
 //! certificate of the key *that is stored*. Creating `ca.crt` is the commit; whoever loses a race uses the winner's.
+//!
+//! The CA may be replaced while we run: `keep.rs` follows the stored bundle.
+
+pub mod keep;
 
 use std::{
-    sync::{Arc, Mutex, PoisonError},
+    sync::{Arc, Mutex, PoisonError, RwLock},
     time::Duration,
 };
 
@@ -36,13 +40,15 @@ use nstance_store::{
     records::{ca_crt_key, certlog::CertlogRecord},
 };
 
+use tokio::sync::watch;
+
 use crate::service::register::logged;
 
 #[derive(Debug, thiserror::Error)]
 pub enum AuthorityError {
     #[error("read or write {what}")]
     Store { what: String, source: StoreError },
-    #[error("log the CA's certificate")]
+    #[error("log a certificate")]
     Log(#[source] RecordError),
     #[error("CA")]
     Ca(#[source] CaError),
@@ -113,23 +119,14 @@ impl Vault<'_> {
     }
 
     async fn key(&self, name: &str) -> Result<Option<KeyPair>, AuthorityError> {
-        match self.secrets.get(name).await {
-            Ok(secret) => KeyPair::from_pkcs8_pem(&secret.0)
-                .map(Some)
-                .map_err(|source| AuthorityError::Key { name: name.to_owned(), source }),
-            Err(error) if error.is_not_found() => Ok(None),
-            Err(source) => Err(AuthorityError::Store { what: name.to_owned(), source }),
-        }
+        read_key(self.secrets, name).await
     }
 
-    /// The CA's key: under the certificate's own name, else under the first one's.
     async fn ca_key(&self, bundle: Option<&Bundle>) -> Result<Option<KeyPair>, AuthorityError> {
-        if let Some(bundle) = bundle
-            && let Some(key) = self.key(&ca_key_secret(&bundle.issuer().fingerprint)).await?
-        {
-            return Ok(Some(key));
+        match bundle {
+            Some(bundle) => read_ca_key(self.secrets, &bundle.issuer().fingerprint).await,
+            None => self.key(CA_KEY_SECRET).await,
         }
-        self.key(CA_KEY_SECRET).await
     }
 
     fn remembered(&self) -> Option<Vec<u8>> {
@@ -188,30 +185,16 @@ impl Vault<'_> {
         Ok(())
     }
 
-    /// A certificate of the key, logged before anybody can see it.
     async fn new_certificate(&self, key: &KeyPair) -> Result<Vec<u8>, AuthorityError> {
         let now = self.clock.now();
-        let issued = make_ca_certificate(key, self.profile, now, self.entropy);
-        let record = CertlogRecord {
-            cluster: self.cluster.clone(),
-            shard: None,
-            tenant: None,
-            subject_id: issued.issuer_fingerprint.clone(),
-            issued_at: now,
-            certificates: vec![logged("ca", &issued)],
-        };
-        let records = self.records.within(Duration::from_secs(5));
-        records.write_certlog(Fence::Epoch(Epoch(0)), &record).await.map_err(AuthorityError::Log)?;
-        Ok(issued.chain_pem.into_bytes())
+        let made = new_ca_certificate(key, self.profile, self.records, now, self.entropy).await?;
+        Ok(made.into_bytes())
     }
 
     async fn create_key(&self, name: &str) -> Result<(), AuthorityError> {
-        let key = KeyPair::generate(self.entropy);
-        let secret = Secret(key.to_pkcs8_pem().as_bytes().to_vec());
-        match self.secrets.create(name, &secret).await {
-            Ok(()) => Ok(()),
-            Err(error) if retry(&error) => Ok(()),
-            Err(source) => Err(AuthorityError::Store { what: name.to_owned(), source }),
+        match store_key(self.secrets, name, &KeyPair::generate(self.entropy)).await {
+            Err(AuthorityError::Store { source, .. }) if retry(&source) => Ok(()),
+            created => created,
         }
     }
 
@@ -236,6 +219,52 @@ impl Vault<'_> {
     }
 }
 
+async fn read_key(secrets: &dyn Secrets, name: &str) -> Result<Option<KeyPair>, AuthorityError> {
+    match secrets.get(name).await {
+        Ok(secret) => KeyPair::from_pkcs8_pem(&secret.0)
+            .map(Some)
+            .map_err(|source| AuthorityError::Key { name: name.to_owned(), source }),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(source) => Err(AuthorityError::Store { what: name.to_owned(), source }),
+    }
+}
+
+/// A CA's key: under the certificate's own name, else under the first one's.
+async fn read_ca_key(secrets: &dyn Secrets, fingerprint: &str) -> Result<Option<KeyPair>, AuthorityError> {
+    match read_key(secrets, &ca_key_secret(fingerprint)).await? {
+        Some(key) => Ok(Some(key)),
+        None => read_key(secrets, CA_KEY_SECRET).await,
+    }
+}
+
+async fn store_key(secrets: &dyn Secrets, name: &str, key: &KeyPair) -> Result<(), AuthorityError> {
+    let secret = Secret(key.to_pkcs8_pem().as_bytes().to_vec());
+    let stored = secrets.create(name, &secret).await;
+    stored.map_err(|source| AuthorityError::Store { what: name.to_owned(), source })
+}
+
+/// A CA certificate of the key, logged before anybody can see it.
+async fn new_ca_certificate(
+    key: &KeyPair,
+    profile: &CaProfile,
+    records: &Records,
+    now: Timestamp,
+    entropy: &dyn Entropy,
+) -> Result<String, AuthorityError> {
+    let issued = make_ca_certificate(key, profile, now, entropy);
+    let record = CertlogRecord {
+        cluster: profile.cluster.clone(),
+        shard: None,
+        tenant: None,
+        subject_id: issued.issuer_fingerprint.clone(),
+        issued_at: now,
+        certificates: vec![logged("ca", &issued)],
+    };
+    let records = records.within(Duration::from_secs(5));
+    records.write_certlog(Fence::Epoch(Epoch(0)), &record).await.map_err(AuthorityError::Log)?;
+    Ok(issued.chain_pem)
+}
+
 /// Somebody was faster, or nobody knows: either way the next look tells.
 fn retry(error: &StoreError) -> bool {
     matches!(error.fault, StoreFault::Precondition | StoreFault::Ambiguous)
@@ -243,14 +272,30 @@ fn retry(error: &StoreError) -> bool {
 
 /// Issues certificates and nonces, and is what listeners show.
 pub struct Authority {
-    keys: Keys,
+    /// Replaced as a whole: nobody signs with one CA and hands out the bundle of another.
+    ca: RwLock<Arc<Ca>>,
+    nonce: KeyPair,
     nonce_keys: NonceKeys,
     entropy: Arc<dyn Entropy>,
     profile: ServerProfile,
     own_key: KeyPair,
-    own: Mutex<Issued>,
+    own: Mutex<Own>,
+    /// Counts the bundles that were in force.
+    bundles: watch::Sender<u64>,
     pub identity: Arc<ServerIdentity>,
     pub trust: Arc<ClientTrust>,
+}
+
+/// The server's own certificate, and when the next one is due.
+struct Own {
+    issued: Issued,
+    renew_at: Timestamp,
+}
+
+impl Own {
+    fn new(issued: Issued, entropy: &dyn Entropy) -> Self {
+        Self { renew_at: renew_at(None, issued.not_before, issued.not_after, entropy), issued }
+    }
 }
 
 impl Authority {
@@ -262,55 +307,89 @@ impl Authority {
         entropy: Arc<dyn Entropy>,
     ) -> Result<Self, AuthorityError> {
         let own_key = KeyPair::generate(entropy.as_ref());
-        let own = keys
-            .ca
+        let Keys { ca, nonce } = keys;
+        let own = ca
             .issue_server(&profile, &own_key.public_key(), now, SERVER_TTL, entropy.as_ref())
             .map_err(AuthorityError::Issue)?;
         let identity = ServerIdentity::new(own.chain_pem.as_bytes(), &own_key).map_err(AuthorityError::Tls)?;
-        let trust = ClientTrust::new(keys.ca.bundle()).map_err(AuthorityError::Tls)?;
+        let trust = ClientTrust::new(ca.bundle()).map_err(AuthorityError::Tls)?;
         Ok(Self {
-            nonce_keys: NonceKeys::new([keys.nonce.public_key()]),
-            keys,
+            nonce_keys: NonceKeys::new([nonce.public_key()]),
+            ca: RwLock::new(Arc::new(ca)),
+            nonce,
+            own: Mutex::new(Own::new(own, entropy.as_ref())),
+            bundles: watch::Sender::new(0),
             entropy,
             profile,
             own_key,
-            own: Mutex::new(own),
             identity: Arc::new(identity),
             trust: Arc::new(trust),
         })
     }
 
+    /// The CA in force. Whoever needs several things of it takes them from one.
+    pub fn ca(&self) -> Arc<Ca> {
+        self.ca.read().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
     pub fn own_certificate(&self) -> Issued {
-        self.own.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.own.lock().unwrap_or_else(PoisonError::into_inner).issued.clone()
     }
 
     /// When the server's own certificate is due for renewal.
     pub fn renew_at(&self) -> Timestamp {
-        let own = self.own_certificate();
-        renew_at(None, own.not_before, own.not_after, self.entropy.as_ref())
+        self.own.lock().unwrap_or_else(PoisonError::into_inner).renew_at
     }
 
     /// Issues the next certificate of this server.
     pub fn reissue(&self, now: Timestamp) -> Result<Issued, AuthorityError> {
-        self.keys
-            .ca
-            .issue_server(&self.profile, &self.own_key.public_key(), now, SERVER_TTL, self.entropy.as_ref())
+        self.issue_own(&self.ca(), now)
+    }
+
+    fn issue_own(&self, ca: &Ca, now: Timestamp) -> Result<Issued, AuthorityError> {
+        ca.issue_server(&self.profile, &self.own_key.public_key(), now, SERVER_TTL, self.entropy.as_ref())
             .map_err(AuthorityError::Issue)
+    }
+
+    /// What this server must show under another CA: a certificate by it, unless the one it has still does. It is to be
+    /// logged before it is adopted.
+    pub fn own_under(&self, ca: &Ca, now: Timestamp) -> Result<Option<Issued>, AuthorityError> {
+        if self.own_certificate().issuer_fingerprint == ca.fingerprint() {
+            return Ok(None);
+        }
+        self.issue_own(ca, now).map(Some)
+    }
+
+    /// Goes by another CA from now on. Connections that stand are not touched.
+    pub fn adopt(&self, ca: Ca, own: Option<Issued>) -> Result<(), AuthorityError> {
+        // Trust first: whoever meets the new certificate may show one by the same CA.
+        self.trust.swap(ca.bundle()).map_err(AuthorityError::Tls)?;
+        *self.ca.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(ca);
+        if let Some(own) = own {
+            self.show(own)?;
+        }
+        self.bundles.send_modify(|n| *n += 1);
+        Ok(())
+    }
+
+    /// Tells whenever another bundle came into force.
+    pub fn bundles(&self) -> watch::Receiver<u64> {
+        self.bundles.subscribe()
     }
 
     /// Shows it from now on; connections that stand are not touched.
     pub fn show(&self, issued: Issued) -> Result<(), AuthorityError> {
         self.identity.swap(issued.chain_pem.as_bytes(), &self.own_key).map_err(AuthorityError::Tls)?;
-        *self.own.lock().unwrap_or_else(PoisonError::into_inner) = issued;
+        *self.own.lock().unwrap_or_else(PoisonError::into_inner) = Own::new(issued, self.entropy.as_ref());
         Ok(())
     }
 
     pub fn bundle_pem(&self) -> String {
-        self.keys.ca.bundle_pem().to_owned()
+        self.ca().bundle_pem().to_owned()
     }
 
     pub fn fingerprint(&self) -> String {
-        self.keys.ca.fingerprint().to_owned()
+        self.ca().fingerprint().to_owned()
     }
 
     pub fn nonce_keys(&self) -> &NonceKeys {
@@ -320,7 +399,7 @@ impl Authority {
     /// The nonce of an instance: the same bytes from the same record, so that a repeated create is the same request.
     pub fn agent_nonce(&self, instance: &Instance) -> String {
         sign_agent_nonce(
-            &self.keys.nonce,
+            &self.nonce,
             &AgentNonce {
                 instance: instance.id,
                 jti: instance.nonce.jti.clone(),
@@ -344,7 +423,7 @@ impl Authority {
         now: Timestamp,
         ttl: Duration,
     ) -> Result<Issued, IssueError> {
-        self.keys.ca.issue_agent(instance, tenant, key, now, ttl, self.entropy.as_ref())
+        self.ca().issue_agent(instance, tenant, key, now, ttl, self.entropy.as_ref())
     }
 
     pub fn issue_operator(
@@ -355,7 +434,7 @@ impl Authority {
         now: Timestamp,
         ttl: Duration,
     ) -> Result<Issued, IssueError> {
-        self.keys.ca.issue_operator(operator, tenant, key, now, ttl, self.entropy.as_ref())
+        self.ca().issue_operator(operator, tenant, key, now, ttl, self.entropy.as_ref())
     }
 
     /// A certificate for a file of an instance. It has no role, so it opens none of our ports.

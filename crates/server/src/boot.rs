@@ -44,7 +44,10 @@ use tokio::{net::TcpListener, sync::watch};
 
 use crate::{
     args::Args,
-    authority::{Authority, Step, Vault},
+    authority::{
+        Authority, Step, Vault,
+        keep::{self, CaSource},
+    },
     cache::CacheWriter,
     counted::CountedStore,
     events::{Events, Reason, Tell},
@@ -376,6 +379,7 @@ impl Boot {
             records,
             provider,
             authority,
+            ca_source: CaSource::new(secrets.clone(), cache.clone()),
             metrics: self.metrics.clone(),
             vitals: self.vitals.clone(),
             events: Arc::new(Events::new(self.metrics.clone())),
@@ -397,7 +401,7 @@ impl Boot {
             let message = format!("{}", Chain(rejected));
             shared.events.tell(parts.clock.now(), Epoch(0), Tell::shard(Reason::ConfigRejected, message));
         }
-        renew_own_certificate(&self.tasks, shared.clone());
+        keep::keep(&self.tasks, shared.clone());
         // What answers our peers, and what holds the lease, outlive the rest: both are needed to hand over.
         let (lane, _lane_end) = match parts.doors {
             Doors::Inside { .. } => (Lane::Common(self.tasks.clone()), None),
@@ -689,36 +693,4 @@ async fn log_own(
         certificates: vec![logged("server", own)],
     };
     records.within(Duration::from_secs(5)).write_certlog(Fence::Epoch(Epoch(0)), &record).await.map(|_| ())
-}
-
-/// The server's own certificate is renewed in place; connections that stand are not touched.
-fn renew_own_certificate(tasks: &Tasks, shared: Arc<Shared>) {
-    tasks.spawn_droppable("own certificate", async move {
-        loop {
-            let own = shared.authority.own_certificate();
-            #[expect(clippy::cast_precision_loss, reason = "seconds until the year 10889 fit")]
-            shared.metrics.certificate_expiry.set(own.not_after.as_millis() as f64 / 1000.0);
-            // Never less than a minute: a CA about to end would otherwise make this a busy loop.
-            let wait = shared.authority.renew_at().since(shared.clock.now()).max(Duration::from_secs(60));
-            tokio::time::sleep(wait).await;
-            let renewed = async {
-                let issued = shared.authority.reissue(shared.clock.now())?;
-                let record = CertlogRecord {
-                    cluster: shared.cluster.clone(),
-                    shard: Some(shared.shard.clone()),
-                    tenant: None,
-                    subject_id: shared.id.to_string(),
-                    issued_at: shared.clock.now(),
-                    certificates: vec![logged("server", &issued)],
-                };
-                let records = shared.records.within(Duration::from_secs(30));
-                records.write_certlog(Fence::Epoch(Epoch(0)), &record).await?;
-                shared.authority.show(issued)?;
-                anyhow::Ok(())
-            };
-            if let Err(error) = renewed.await {
-                tracing::warn!(error = format!("{error:#}"), "own certificate not renewed yet");
-            }
-        }
-    });
 }

@@ -46,6 +46,7 @@ use self::{
     warm::keep_warm,
 };
 use crate::{
+    authority::keep,
     boot::{Doors, Leader, Parts, Served},
     events::{Reason, Tell},
     grpc::serve::{Ports, serve},
@@ -459,7 +460,7 @@ async fn begin(
     rebuilt: Rebuilt,
     doors: Doors,
 ) -> anyhow::Result<(Arc<Term>, Option<Ports>)> {
-    refresh::latest(shared, guard.epoch()).await;
+    tokio::join!(refresh::latest(shared, guard.epoch()), keep::look_before_term(shared));
     let applied = shared.config.get();
     let server = &applied.config.server;
     let world = World::new(TermClock::start(shared.clock.clone()), server);
@@ -513,6 +514,7 @@ async fn begin(
     scope.spawn("observe", observe::work(term.clone()));
     scope.spawn("collect", collect::work(term.clone()));
     scope.spawn("capacity", capacity::work(term.clone()));
+    scope.spawn("CA bundle", keep::tell_term(term.clone()));
     refresh::begin(&term);
     term.wake_all();
     Ok((term, ports))

@@ -32,7 +32,7 @@ use nstance_store::{
 use tokio::sync::{Notify, watch};
 
 use crate::{
-    authority::Authority,
+    authority::{Authority, keep::CaSource},
     cache::CacheWriter,
     events::{Events, Reason, Tell},
     metrics::{Metrics, hosts::Machines},
@@ -64,6 +64,8 @@ pub struct Shared {
     pub records: Records,
     pub provider: Arc<dyn Provider>,
     pub authority: Arc<Authority>,
+    /// From where it learns of another CA.
+    pub ca_source: CaSource,
     pub metrics: Arc<Metrics>,
     pub vitals: Arc<Vitals>,
     pub events: Arc<Events>,

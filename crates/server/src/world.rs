@@ -298,6 +298,22 @@ impl World {
         }
     }
 
+    /// Another CA bundle is in force, which is among what instances are sent. Answers the groups that it changes.
+    pub fn rehash(&self, ca_bundle: &str) -> Vec<GroupRef> {
+        let mut state = self.lock();
+        let mut changed = Vec::new();
+        for (group, it) in &mut state.groups {
+            let Some(merged) = &it.merged else { continue };
+            let hash = merged.runtime_hash(Some(ca_bundle.as_bytes()));
+            if hash != it.runtime_hash {
+                it.runtime_hash = hash;
+                it.revision += 1;
+                changed.push(group.clone());
+            }
+        }
+        changed
+    }
+
     /// The whole of one group's answer to "is anything due by the clock?", besides the planner's own `wake_at`.
     pub fn next_look(&self, group: &GroupRef) -> Option<Timestamp> {
         let state = self.lock();

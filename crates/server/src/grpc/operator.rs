@@ -8,6 +8,7 @@ use tonic::{Request, Response, Status};
 
 use super::{auth::Caller, convert, status::Refusal, watch};
 use crate::{
+    authority::keep,
     service::{certificates, explain, groups, instances, on_demand, refresh, status},
     term::Term,
     watch::{ErrorKind, EventKind, GroupKind, InstanceKind, Subscription},
@@ -124,6 +125,7 @@ impl OperatorService for Operator {
         let v1::RefreshConfigRequest { confirm_removals, dry_run } = request.into_inner();
         // Whoever was revoked is cut off now and not in five minutes, whatever becomes of the config.
         self.term.operators.forget();
+        keep::look_now(&self.term).await;
         let asked = refresh::Refresh { tenant, actor, confirm_removals, dry_run };
         let done = refresh::refresh(&self.term, asked).await?;
         Ok(Response::new(v1::RefreshConfigResponse {
