@@ -445,6 +445,6 @@ impl Authority {
         now: Timestamp,
         ttl: Duration,
     ) -> Result<Issued, IssueError> {
-        self.keys.ca.issue_file(profile, key, now, ttl, self.entropy.as_ref())
+        self.ca().issue_file(profile, key, now, ttl, self.entropy.as_ref())
     }
 }

@@ -22,6 +22,8 @@ use crate::{
 
 /// An agent that announced its own restart is expected back for this long before anybody looks.
 const LEAVE_GRACE: Duration = Duration::from_secs(30);
+/// What is kept of the name an agent gives a notice.
+const MAX_NOTICE_ID: usize = 64;
 
 /// A stream that ended on a living connection may be reopened for this long before its agent counts as lost.
 const REOPEN: Duration = Duration::from_secs(2);
@@ -87,7 +89,7 @@ impl Session {
     /// Takes a report in. Whatever is urgent comes first; a bad field never ends the stream.
     pub fn report(&self, report: &v1::HealthReportRequest) {
         let Stream { term, group, instance, id } = &self.stream;
-        let now = term.now();
+        let (now, mono) = (term.now(), term.world.clock().monotonic());
         term.shared.metrics.reports.inc();
         let mut wake = false;
         let mut told = None;
@@ -129,6 +131,7 @@ impl Session {
                 let it = entry.instance();
                 let pair = Pair { subnet: it.subnet.clone(), instance_type: it.instance_type.clone() };
                 state.places.taken(pair, now);
+                state.group(group).losses.push_back(mono);
             }
         }
         term.observer.look(look.into_iter().collect());
@@ -226,9 +229,10 @@ fn note(link: &mut crate::world::Link, notice: &v1::TerminationNotice, now: Time
         tracing::warn!(action = notice.action, "notice of an unknown kind ignored");
         return None;
     }
-    let deadline = notice.deadline.as_ref().map(|at| {
+    let time = |at: &prost_types::Timestamp| {
         Timestamp::from_millis(at.seconds.saturating_mul(1000).saturating_add(i64::from(at.nanos) / 1_000_000))
-    });
+    };
+    let deadline = notice.deadline.as_ref().map(time);
     if let Some(old) = &mut link.notice
         && old.action == notice.action
     {
@@ -239,7 +243,13 @@ fn note(link: &mut crate::world::Link, notice: &v1::TerminationNotice, now: Time
         }
         return Some((Reason::TerminationNotice, format!("{}, earlier than told before", notice.action)));
     }
-    link.notice = Some(Notice { action: notice.action.clone(), at: now, deadline });
+    link.notice = Some(Notice {
+        action: notice.action.clone(),
+        at: now,
+        deadline,
+        detected_at: notice.detected_at.as_ref().map(time),
+        id: notice.notice_id.chars().take(MAX_NOTICE_ID).collect(),
+    });
     let reason = match notice.action.as_str() {
         "shutdown" | "leave" => Reason::HostShutdown,
         _ => Reason::TerminationNotice,

@@ -269,8 +269,8 @@ pub fn instance_status(
         notice: entry.link.notice.as_ref().map(|notice| v1::TerminationNotice {
             action: notice.action.clone(),
             deadline: notice.deadline.map(timestamp),
-            detected_at: Some(timestamp(notice.at)),
-            notice_id: String::new(),
+            detected_at: Some(timestamp(notice.detected_at.unwrap_or(notice.at))),
+            notice_id: notice.id.clone(),
         }),
     }
 }

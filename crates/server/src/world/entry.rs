@@ -40,8 +40,12 @@ pub struct StreamId(pub u64);
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notice {
     pub action: String,
+    /// When we heard of it.
     pub at: Timestamp,
     pub deadline: Option<Timestamp>,
+    /// When the agent saw it, by its own clock; shown, and nothing else.
+    pub detected_at: Option<Timestamp>,
+    pub id: String,
 }
 
 /// What the agent says, or fails to say.
