@@ -5,6 +5,7 @@
 
 use std::{
     collections::BTreeMap,
+    fmt,
     io::{self, Read as _},
     path::Path,
     time::Duration,
@@ -158,18 +159,31 @@ async fn prepare(ctx: &Context, request: &KeyGenerationRequest) -> BTreeMap<KeyN
     let mut keys = BTreeMap::new();
     let (mut n_made, mut n_bad) = (0, 0);
     for text in request.key_names.iter().take(MAX_NAMES) {
-        let done = KeyName::parse(text).map_err(|error| error.to_string()).and_then(|name| {
-            let (key, made) = pair(ctx, &name).map_err(|error| error.to_string())?;
-            n_made += usize::from(made == Made::Now);
-            if errors::clear(ctx, name.as_str()) {
-                ctx.board.changed();
+        let complain = |entry: &str, why: &dyn fmt::Display| {
+            errors::tell(ctx, entry, format!("key {} was not made: {why}", shown(text)));
+        };
+        match KeyName::parse(text) {
+            Err(error) => {
+                n_bad += 1;
+                complain(text, &error);
             }
-            keys.insert(name, key);
-            Ok(())
-        });
-        if let Err(why) = done {
-            n_bad += 1;
-            errors::tell(ctx, text, format!("key {} was not made: {why}", shown(text)));
+            Ok(name) => {
+                // Called as its file, so that it hides no complaint about a received file of the key's name.
+                let entry = format!("{}.key", name.as_str());
+                match pair(ctx, &name) {
+                    Err(error) => {
+                        n_bad += 1;
+                        complain(&entry, &error);
+                    }
+                    Ok((key, made)) => {
+                        n_made += usize::from(made == Made::Now);
+                        if errors::clear(ctx, &entry) {
+                            ctx.board.changed();
+                        }
+                        keys.insert(name, key);
+                    }
+                }
+            }
         }
         // Each pair costs a few syncs, and there is one thread for everything.
         tokio::task::yield_now().await;

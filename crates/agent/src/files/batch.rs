@@ -196,6 +196,8 @@ impl<'a> Receiver<'a> {
         if let Err(error) = ctx.dir.write_last_batch(ctx.now()) {
             tracing::warn!(error = %Chain(&error), "time of the batch not written");
         }
+        // What is left there was replaced within the batch, or could not be placed.
+        empty_stage(ctx);
         tracing::info!(n_files, n_changed = changed.len(), n_failed, held_back, hash = shown(hash), "batch committed");
         ctx.files.hook.changed(ctx, changed);
         ctx.board.changed();
@@ -220,8 +222,15 @@ impl<'a> Receiver<'a> {
         }
         let mut room = Room::of(&self.recv);
         for (name, entry) in entries {
-            let Entry::Staged { n_bytes } = *entry else { continue };
             let path = self.recv.join(name.as_str());
+            let n_bytes = match *entry {
+                Entry::Staged { n_bytes } => n_bytes,
+                Entry::Same { n_bytes } if size_of(&path) != Some(n_bytes) => {
+                    *entry = failed(name, "kept", "somebody changed it while the batch came in".to_owned());
+                    continue;
+                }
+                _ => continue,
+            };
             let placed = match room.after(&path, n_bytes) {
                 None => Err(format!("there would be more than {MAX_FILES} files or {MAX_BYTES} bytes of them")),
                 Some(after) => match disk.place(&self.stage.join(name.as_str()), &path) {

@@ -162,6 +162,8 @@ enum HookError {
     Failed { program: PathBuf, status: ExitStatus, said: String },
 }
 
+/// One run. If it is dropped because the agent stops, the program goes on to its end: half a reload is worse than one
+/// that nobody waits for.
 async fn run(program: &Path, recv: &Path, names: &BTreeSet<String>, limit: Duration) -> Result<(), HookError> {
     let path = || program.to_owned();
     let mut child = Command::new(program)

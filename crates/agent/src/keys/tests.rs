@@ -108,7 +108,7 @@ async fn key_that_cannot_be_written_is_told_until_it_can() {
     // A directory in the place of the key: nobody, root included, renames a file over it.
     fs::create_dir(at(&ctx, "demo.key")).unwrap();
     assert_eq!(prepare(&ctx, &request(&["demo", "other"])).await.len(), 1);
-    assert!(errors::all(&ctx)["demo"].starts_with("key demo was not made: "));
+    assert!(errors::all(&ctx)["demo.key"].starts_with("key demo was not made: "));
     fs::remove_dir(at(&ctx, "demo.key")).unwrap();
     assert_eq!(prepare(&ctx, &request(&["demo", "other"])).await.len(), 2);
     assert!(errors::all(&ctx).is_empty());

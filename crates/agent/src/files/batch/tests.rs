@@ -130,6 +130,7 @@ fn later_word_on_a_name_wins_within_a_batch() {
     receiver.take(file("2", "b.json", "2"));
     receiver.take(commit("2", "h2"));
     assert_eq!((content(&ctx, "a.json"), content(&ctx, "b.json").as_deref()), (None, Some("2")));
+    assert_eq!(n_staged(&ctx), 0, "nothing is left behind");
 }
 
 #[test]
@@ -165,6 +166,20 @@ fn same_bytes_and_mode_are_not_written_again() {
     let second = inode();
     send(&mut receiver, "4", &[("a", &(long.clone() + "y"))], "h4");
     assert_ne!(inode(), second);
+}
+
+#[test]
+fn file_that_vanishes_while_its_batch_comes_in_is_sent_anew() {
+    let (_outer, ctx) = Context::for_tests(&[]);
+    let mut receiver = Receiver::open(&ctx);
+    send(&mut receiver, "1", &[("a", "1")], "h1");
+    receiver.take(file("2", "a", "1"));
+    fs::remove_file(path(&ctx, "a")).unwrap();
+    receiver.take(commit("2", "h2"));
+    assert_eq!(hash(&ctx), "h1");
+    assert!(error(&ctx, "a").contains("somebody changed it"));
+    send(&mut receiver, "3", &[("a", "1")], "h2");
+    assert_eq!((content(&ctx, "a").as_deref(), hash(&ctx).as_str()), (Some("1"), "h2"));
 }
 
 #[test]
