@@ -1,7 +1,7 @@
 # Thin aliases; the logic lives in nstance-dev, where it is typed and tested.
 CARGO ?= cargo
 
-.PHONY: dev dev-ha clean-dev test sim lint build nstance-server nstance-agent nstance-dev
+.PHONY: dev dev-ha clean-dev test sim lint build nstance-server nstance-agent nstance-agent-static nstance-dev
 
 dev: build
 	./target/debug/nstance-dev up
@@ -34,3 +34,10 @@ nstance-server nstance-dev:
 nstance-agent:
 	$(CARGO) build --locked --profile agent -p $@
 	mkdir -p bin && cp target/agent/$@ bin/
+
+# What a VM carries: one file without libraries, and how large it is. Needs `rustup target add` of the target once.
+AGENT_TARGET ?= x86_64-unknown-linux-musl
+nstance-agent-static:
+	$(CARGO) build --locked --profile agent --target $(AGENT_TARGET) -p nstance-agent
+	mkdir -p bin && cp target/$(AGENT_TARGET)/agent/nstance-agent bin/nstance-agent-$(AGENT_TARGET)
+	wc -c bin/nstance-agent-$(AGENT_TARGET)

@@ -50,6 +50,10 @@ mod agent;
 
 pub mod check;
 
+pub mod service;
+
+pub mod cli;
+
 pub use agent::run;
 pub use context::{Components, Control, State};
 pub use link::TcpNet;

@@ -1,13 +1,26 @@
 //! The binary: arguments, signals, exit codes. Everything else is in the library.
 
-use std::{process::ExitCode, sync::Arc};
+use std::{
+    io::Write as _,
+    path::{Path, PathBuf},
+    process::ExitCode,
+    sync::Arc,
+};
 
 use nstance_agent::{
-    Components, Control, Endpoints, TcpNet, check::check, disk::Disk, host::Host, identity_dir::prepare,
-    settings::Problem,
-    settings::Settings,
+    Components, Control, Endpoints, State, TcpNet,
+    boot::spool::{Word, say},
+    check::check,
+    cli::{self, Command},
+    disk::Disk,
+    host::Host,
+    identity_dir::prepare,
+    service::{Manager, Status, Teller, unit},
+    settings::{Problem, Settings, identity_path},
 };
+use nstance_core::ports::clock::Clock as _;
 use nstance_rt::{
+    chain::Chain,
     clock::SystemClock,
     entropy::SystemEntropy,
     shutdown::StopSignals,
@@ -19,69 +32,43 @@ use tokio::signal::unix::{SignalKind, signal};
 const BAD_CONFIG: u8 = 78;
 const BAD_USAGE: u8 = 64;
 
-const USAGE: &str = "usage: nstance-agent [run|check] [--debug|-v] [--version]";
-
-enum Command {
-    Run,
-    Check,
-    Version,
-}
-
 fn main() -> ExitCode {
     // Asked for by a parent that wants us to outlive it. Fails only if we lead a session already, which is as good.
     if std::env::var("NSTANCE_NEW_SESSION").is_ok_and(|value| value == "1") {
         let _ = rustix::process::setsid();
     }
-    let Some((command, debug)) = arguments(std::env::args().skip(1)) else {
-        eprintln!("{USAGE}");
-        return ExitCode::from(BAD_USAGE);
-    };
-    let runtime = match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime,
-        Err(error) => {
-            eprintln!("start runtime: {error}");
-            return ExitCode::FAILURE;
+    match cli::parse(std::env::args().skip(1)) {
+        Err(problem) => {
+            eprint!("{problem}\n\n{}", cli::USAGE);
+            ExitCode::from(BAD_USAGE)
         }
-    };
-    match command {
-        Command::Version => {
+        Ok(Command::Help) => print(cli::USAGE),
+        Ok(Command::Version) => {
             let commit = option_env!("NSTANCE_COMMIT").unwrap_or("unknown");
             let date = option_env!("NSTANCE_BUILD_DATE").unwrap_or("unknown");
-            println!("nstance-agent {} (commit {commit}, built {date})", env!("CARGO_PKG_VERSION"));
-            ExitCode::SUCCESS
+            print(&format!("nstance-agent {} (commit {commit}, built {date})\n", env!("CARGO_PKG_VERSION")))
         }
-        Command::Check => {
-            let lines = runtime.block_on(check(Settings::from_env()));
+        Ok(Command::Unit) => print(&unit(std::env::current_exe().ok().map(PathBuf::into_os_string))),
+        Ok(Command::Status { json }) => with_identity(|identity| status(identity, json)),
+        Ok(Command::Say(word)) => with_identity(|identity| tell(identity, &word)),
+        Ok(Command::Check) => on_runtime(async {
+            let lines = check(Settings::from_env()).await;
             for line in &lines {
-                println!("{} {}", if line.ok { "ok  " } else { "FAIL" }, line.text);
+                print(&format!("{} {}\n", if line.ok { "ok  " } else { "FAIL" }, line.text));
             }
             if lines.iter().all(|line| line.ok) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
-        }
-        Command::Run => match Settings::from_env().and_then(|it| prepare(&it).map(|()| it)) {
-            Ok(settings) => runtime.block_on(run(settings, debug)),
+        }),
+        Ok(Command::Run { debug }) => match Settings::from_env().and_then(|it| prepare(&it).map(|()| it)) {
+            Ok(settings) => on_runtime(run(settings, debug)),
             Err(problems) => refuse(&problems),
         },
     }
 }
 
-fn arguments(arguments: impl Iterator<Item = String>) -> Option<(Command, bool)> {
-    let (mut command, mut debug) = (None, false);
-    for argument in arguments {
-        let given = match argument.as_str() {
-            "--debug" | "-v" => {
-                debug = true;
-                continue;
-            }
-            "--version" => Command::Version,
-            "run" => Command::Run,
-            "check" => Command::Check,
-            _ => return None,
-        };
-        if command.replace(given).is_some() {
-            return None;
-        }
-    }
-    Some((command.unwrap_or(Command::Run), debug))
+/// A reader that went away is no failure of ours.
+fn print(text: &str) -> ExitCode {
+    let _ = std::io::stdout().write_all(text.as_bytes());
+    ExitCode::SUCCESS
 }
 
 fn refuse(problems: &[Problem]) -> ExitCode {
@@ -89,6 +76,47 @@ fn refuse(problems: &[Problem]) -> ExitCode {
         eprintln!("{problem}");
     }
     ExitCode::from(BAD_CONFIG)
+}
+
+fn fail(error: &(dyn std::error::Error + 'static)) -> ExitCode {
+    eprintln!("{}", Chain(error));
+    ExitCode::FAILURE
+}
+
+/// For commands that need nothing of the settings but where the agent keeps its identity.
+fn with_identity(work: impl FnOnce(&Path) -> ExitCode) -> ExitCode {
+    match identity_path(|name| std::env::var(name).ok()) {
+        Ok(identity) => work(&identity),
+        Err(problem) => refuse(&[problem]),
+    }
+}
+
+fn tell(identity: &Path, word: &Word) -> ExitCode {
+    match say(identity, &Host::machine(), SystemClock.now(), word) {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(error) => fail(&error),
+    }
+}
+
+fn status(identity: &Path, json: bool) -> ExitCode {
+    match Status::read(identity) {
+        Ok(status) => {
+            print(&if json { format!("{}\n", status.json) } else { status.text(SystemClock.now()) });
+            if status.running { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+        }
+        Err(error) => fail(&error),
+    }
+}
+
+/// One thread is all the agent needs.
+fn on_runtime(work: impl Future<Output = ExitCode>) -> ExitCode {
+    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(work),
+        Err(error) => {
+            eprintln!("start runtime: {error}");
+            ExitCode::FAILURE
+        }
+    }
 }
 
 async fn run(settings: Settings, debug: bool) -> ExitCode {
@@ -116,6 +144,7 @@ async fn run(settings: Settings, debug: bool) -> ExitCode {
         host,
         console: true,
     };
+    let mut teller = Teller::new(&settings, parts.clock.clone(), parts.disk.clone(), Manager::from_env());
     let control = Control::new();
     let agent = nstance_agent::run(settings, parts, control.clone());
     let signals = async {
@@ -137,6 +166,8 @@ async fn run(settings: Settings, debug: bool) -> ExitCode {
     tokio::select! {
         () = agent => {}
         () = signals => {}
+        never = teller.run(&control) => match never {},
     }
+    teller.tell(&State::Leaving);
     ExitCode::SUCCESS
 }

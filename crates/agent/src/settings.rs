@@ -134,6 +134,16 @@ impl Settings {
     }
 }
 
+/// Where the agent keeps its identity, for commands that need no other setting.
+pub fn identity_path(get: impl Fn(&str) -> Option<String>) -> Result<PathBuf, Problem> {
+    let mut env = Env { get: &get, problems: Vec::new() };
+    let directory = env.directory("IDENTITY", "identity", 0o600, Grouped::No);
+    match env.problems.into_iter().find(|problem| problem.variable.ends_with("_DIR")) {
+        Some(problem) => Err(problem),
+        None => Ok(directory.path),
+    }
+}
+
 struct Env<'a> {
     get: &'a dyn Fn(&str) -> Option<String>,
     problems: Vec<Problem>,

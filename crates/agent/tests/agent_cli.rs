@@ -1,0 +1,280 @@
+//! The commands, as real processes, and what is shipped beside the binary.
+
+mod common;
+
+use std::{
+    fs,
+    io::{BufRead as _, BufReader},
+    path::{Path, PathBuf},
+    process::{Child, ChildStderr, Command, Output, Stdio},
+    sync::Arc,
+    time::Duration,
+};
+
+use common::World;
+use nstance_rt::clock::SystemClock;
+use serde_json::Value;
+
+const HOUR: Duration = Duration::from_secs(3600);
+
+fn agent(directory: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nstance-agent"));
+    command.env_clear().envs(common::environment(directory)).env("NSTANCE_NEW_SESSION", "1").stdin(Stdio::null());
+    // Nobody listens there: the agent goes on trying.
+    command.env("NSTANCE_SERVER_REGISTRATION_ADDR", "127.0.0.1:1").env("NSTANCE_SERVER_AGENT_ADDR", "127.0.0.1:1");
+    command
+}
+
+fn run(directory: &Path, arguments: &[&str]) -> Output {
+    agent(directory).args(arguments).output().unwrap()
+}
+
+fn stdout(output: &Output) -> String {
+    String::from_utf8(output.stdout.clone()).unwrap()
+}
+
+fn stderr(output: &Output) -> String {
+    String::from_utf8(output.stderr.clone()).unwrap()
+}
+
+/// A running agent and its console.
+struct Running {
+    child: Child,
+    console: BufReader<ChildStderr>,
+}
+
+impl Running {
+    fn start(directory: &Path) -> Self {
+        let mut child = agent(directory).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        let console = BufReader::new(child.stderr.take().unwrap());
+        Self { child, console }
+    }
+
+    /// The next line about the boot; there is nothing else on the console.
+    fn told(&mut self) -> Value {
+        let mut line = String::new();
+        self.console.read_line(&mut line).unwrap();
+        serde_json::from_str(line.strip_prefix("nstance-boot: ").unwrap_or_else(|| panic!("`{line}`"))).unwrap()
+    }
+
+    fn stop(mut self) {
+        let pid = rustix::process::Pid::from_child(&self.child);
+        rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+        assert!(self.child.wait().unwrap().success());
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        let _ = self.child.kill();
+    }
+}
+
+fn world() -> World {
+    World::with(1, Arc::new(SystemClock))
+}
+
+fn stage_states(told: &Value) -> Vec<String> {
+    let stages = told["stages"].as_array().unwrap();
+    stages.iter().map(|it| format!("{} {}", it["name"].as_str().unwrap(), it["state"].as_str().unwrap())).collect()
+}
+
+#[tokio::test]
+async fn words_are_taken_in_by_the_running_agent_and_by_the_next() {
+    let world = world();
+    world.write_nonce(HOUR);
+    let dir = world.directory.path();
+    // Before any agent runs.
+    assert!(run(dir, &["stage", "packages", "--detail", "apt install"]).status.success());
+    let mut running = Running::start(dir);
+    assert!(run(dir, &["fail", "apt: API_TOKEN=abc refused"]).status.success());
+    let told = running.told();
+    assert_eq!((told["stage"].as_str(), told["failed"].as_bool()), (Some("user:packages"), Some(true)));
+    assert_eq!(told["reason"], "apt: API_TOKEN=[redacted] refused");
+    assert_eq!(told["instance"], common::INSTANCE);
+    assert!(stage_states(&told).contains(&"user:packages failed".to_owned()), "{told}");
+    running.stop();
+    let kept: Value = serde_json::from_slice(&fs::read(world.path("identity/boot.json")).unwrap()).unwrap();
+    assert_eq!(kept["reason"], told["reason"]);
+    let own = kept["logs"].as_array().unwrap().iter().find(|log| log["name"] == "nstance-agent").unwrap();
+    assert!(own["text"].as_str().unwrap().contains("agent starts"), "{own}");
+    assert!(run(dir, &["stage", "second", "--failed"]).status.success());
+    let mut running = Running::start(dir);
+    let told = running.told();
+    assert_eq!((told["stage"].as_str(), told["reason"].as_str()), (Some("user:second"), Some("no reason was given")));
+    running.stop();
+}
+
+#[tokio::test]
+async fn parked_agent_says_so_on_the_console_and_in_its_status() {
+    let world = world();
+    let dir = world.directory.path();
+    let mut running = Running::start(dir);
+    let told = running.told();
+    assert_eq!(told["stage"], "registered");
+    assert_eq!(told["reason"], "there is neither a certificate nor nonce.jwt");
+    assert!(stage_states(&told).contains(&"agent done".to_owned()), "{told}");
+    let status = run(dir, &["status", "-o", "json"]);
+    assert!(status.status.success(), "{}", stderr(&status));
+    let json: Value = serde_json::from_str(&stdout(&status)).unwrap();
+    assert_eq!((json["state"].as_str(), json["instance"].as_str()), (Some("parked"), Some(common::INSTANCE)));
+    assert_eq!(json["reason"], told["reason"]);
+    assert_eq!(json["pid"], running.child.id());
+    assert!(stdout(&run(dir, &["status"])).starts_with("state        parked\n"));
+    running.stop();
+    let status = run(dir, &["status"]);
+    assert_eq!(status.status.code(), Some(1));
+    assert!(stdout(&status).starts_with("state        not running, was leaving\n"), "{}", stdout(&status));
+}
+
+#[test]
+fn words_and_status_without_a_directory_say_what_to_do() {
+    let dir = tempfile::tempdir().unwrap();
+    let output = run(dir.path(), &["ready"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("identity is not there; make it, or set NSTANCE_IDENTITY_DIR"));
+    let output = run(dir.path(), &["status"]);
+    assert_eq!(output.status.code(), Some(1));
+    assert!(stderr(&output).contains("is nstance-agent.service running?"), "{}", stderr(&output));
+    let output = agent(dir.path()).env("NSTANCE_IDENTITY_DIR", "here").arg("ready").output().unwrap();
+    assert_eq!(output.status.code(), Some(78));
+    assert!(stderr(&output).starts_with("NSTANCE_IDENTITY_DIR: "));
+}
+
+#[test]
+fn usage_errors_name_the_problem_and_exit_with_64() {
+    let dir = tempfile::tempdir().unwrap();
+    for arguments in [&["dance"][..], &["stage"], &["stage", "a b"], &["fail"], &["status", "-o", "xml"], &["--fast"]] {
+        let output = run(dir.path(), arguments);
+        assert_eq!(output.status.code(), Some(64), "{arguments:?}");
+        assert!(stderr(&output).contains("usage: nstance-agent"), "{arguments:?}");
+        assert!(output.stdout.is_empty());
+    }
+    let help = run(dir.path(), &["--help"]);
+    assert!(help.status.success() && stdout(&help).starts_with("usage: nstance-agent"));
+}
+
+fn shipped(path: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("../..").join(path)
+}
+
+/// The unit as the binary prints it, where systemd can look at it.
+fn printed_unit() -> (tempfile::TempDir, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("nstance-agent.service");
+    fs::write(&path, stdout(&run(dir.path(), &["unit"]))).unwrap();
+    (dir, path)
+}
+
+/// Runs `systemd-analyze`, or says that there is none.
+fn analyze(arguments: &[&str], unit: &Path) -> Option<Output> {
+    match Command::new("systemd-analyze").args(arguments).arg(unit).output() {
+        Ok(output) => Some(output),
+        Err(error) => {
+            println!("skipped: systemd-analyze {}: {error}", arguments.join(" "));
+            None
+        }
+    }
+}
+
+#[test]
+fn unit_is_the_shipped_one_with_the_path_of_this_binary() {
+    let (_dir, path) = printed_unit();
+    let shipped = fs::read_to_string(shipped("deploy/nstance-agent.service")).unwrap();
+    let expected = shipped.replace("/usr/bin/nstance-agent", env!("CARGO_BIN_EXE_nstance-agent"));
+    assert_eq!(fs::read_to_string(path).unwrap(), expected);
+}
+
+#[test]
+fn unit_is_accepted_by_systemd() {
+    let (_dir, path) = printed_unit();
+    let Some(output) = analyze(&["verify"], &path) else { return };
+    // It reads the machine's other units too, and complains of those as it likes.
+    let text = stderr(&output);
+    assert!(!text.lines().any(|line| line.contains("nstance-agent.service")), "{text}");
+}
+
+#[test]
+fn unit_is_locked_down() {
+    let (_dir, path) = printed_unit();
+    let Some(output) = analyze(&["security", "--offline=true", "--threshold=20"], &path) else { return };
+    if stderr(&output).contains("unrecognized option") {
+        println!("skipped: this systemd-analyze judges running units only");
+        return;
+    }
+    assert!(output.status.success(), "{}", stdout(&output));
+}
+
+#[test]
+fn unit_says_what_its_makers_agreed_on() {
+    let text = fs::read_to_string(shipped("deploy/nstance-agent.service")).unwrap();
+    let lines: Vec<_> = text.lines().filter(|line| !line.starts_with('#')).collect();
+    for wanted in [
+        "Type=notify",
+        "WatchdogSec=30",
+        "Restart=always",
+        "RestartSec=1",
+        "StartLimitIntervalSec=0",
+        "TimeoutStopSec=5",
+        "KillMode=mixed",
+        "EnvironmentFile=/etc/nstance/agent.env",
+        "User=nstance-agent",
+        "SupplementaryGroups=adm",
+        "RuntimeDirectory=nstance-agent",
+        "StandardOutput=journal",
+        "StandardError=journal+console",
+        "After=network.target",
+        "CapabilityBoundingSet=",
+        "ProtectSystem=strict",
+        "ReadWritePaths=/opt/nstance-agent",
+        "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK",
+        "SystemCallArchitectures=native",
+        "SystemCallFilter=@system-service",
+        "MemoryMax=64M",
+        "TasksMax=32",
+    ] {
+        assert!(lines.contains(&wanted), "{wanted}");
+    }
+    for wanted in [
+        "NoNewPrivileges",
+        "ProtectHome",
+        "PrivateTmp",
+        "PrivateDevices",
+        "ProtectKernelTunables",
+        "ProtectKernelModules",
+        "ProtectKernelLogs",
+        "ProtectControlGroups",
+        "ProtectClock",
+        "RestrictNamespaces",
+        "LockPersonality",
+        "MemoryDenyWriteExecute",
+        "RestrictRealtime",
+    ] {
+        assert!(lines.contains(&format!("{wanted}=yes").as_str()), "{wanted}");
+    }
+    assert!(!lines.iter().any(|line| line.starts_with("Before=")), "the goodbye must not wait for others");
+}
+
+/// The names that userdata may use are those of the configuration; here each stands for something a shell must bear.
+#[test]
+fn userdata_is_a_shell_script_once_rendered() {
+    let mut script = fs::read_to_string(shipped("examples/userdata-agent.sh")).unwrap();
+    for (field, value) in [
+        ("{{ .Nonce }}", "eyJhbGciOiJFZERTQSJ9.eyJzdWIiOiJ4In0.c2ln"),
+        ("{{ .Cluster.CACert }}", "-----BEGIN CERTIFICATE-----\nMIIB\n-----END CERTIFICATE-----"),
+        ("{{ .Instance.ID }}", common::INSTANCE),
+        ("{{ .Server.RegistrationAddr }}", "[fd00::1]:8992,10.0.0.1:8992"),
+        ("{{ .Server.AgentAddr }}", "10.0.0.1:8994"),
+        ("{{ .Vars.AgentURL }}", "https://example.com/nstance-agent?arch=amd64&v=1"),
+        ("{{ .Vars.AgentSHA256 }}", "e3b0c44298fc1c149afbf4c8996fb92427ae41e4649b934ca495991b7852b855"),
+    ] {
+        assert!(script.contains(field), "{field}");
+        script = script.replace(field, value);
+    }
+    assert!(!script.contains("{{"), "a field nobody knows: {script}");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("userdata.sh");
+    fs::write(&path, script).unwrap();
+    let checked = Command::new("sh").arg("-n").arg(&path).output().unwrap();
+    assert!(checked.status.success(), "{}", stderr(&checked));
+}
