@@ -46,6 +46,8 @@ struct Slots {
     untrusted: Option<Mono>,
     /// What is worth telling of the session, in the boot record.
     remark: Option<&'static str>,
+    /// How many reports were made, by the number of their kind.
+    n_reports: BTreeMap<i32, u64>,
 }
 
 impl Board {
@@ -116,6 +118,18 @@ impl Board {
         self.remarked.notified().await;
     }
 
+    pub(crate) fn boot(&self) -> Option<BootReport> {
+        self.slots().boot.clone()
+    }
+
+    pub(crate) fn n_reports(&self, kind: ReportKind) -> u64 {
+        self.slots().n_reports.get(&kind.into()).copied().unwrap_or(0)
+    }
+
+    pub(crate) fn provider_fact(&self, name: &str) -> Option<String> {
+        self.slots().provider.get(name).cloned()
+    }
+
     pub(crate) fn set_provider(&self, facts: BTreeMap<String, String>) {
         let mut slots = self.slots();
         if slots.provider == facts {
@@ -161,6 +175,7 @@ impl Board {
         slots.notice_due = false;
         slots.notice_urgent = false;
         slots.change_due = None;
+        *slots.n_reports.entry(report.kind).or_default() += 1;
         report.termination_notice = slots.notice.as_ref().map(|notice| TerminationNotice {
             action: notice.action.as_str().to_owned(),
             deadline: notice.deadline.map(wire_time),

@@ -60,6 +60,10 @@ pub enum State {
 }
 
 impl State {
+    /// Of all states.
+    pub const NAMES: [&str; 8] =
+        ["starting", "enrolling", "connecting", "serving", "rejoining", "parked", "dismissed", "leaving"];
+
     pub fn as_str(&self) -> &'static str {
         match self {
             Self::Starting => "starting",
