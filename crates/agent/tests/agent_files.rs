@@ -47,6 +47,22 @@ async fn change_is_told_within_a_tenth_of_a_second() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_secret_change_reaches_an_open_stream() {
+    let mut world = World::new();
+    let voice = world.feed_files();
+    world.start_enrolled(&[]).await;
+    say(&voice, [file("1", "token", "old"), file("1", "a", "1"), commit("1", "h1")]).await;
+    world.next_change().await;
+    tokio::time::sleep(Duration::from_secs(3600)).await;
+    let untouched = fs::metadata(world.path("recv/a")).unwrap().ino();
+    // What a secret holds is not part of the hash, so the hash is the same.
+    say(&voice, [file("2", "token", "new"), file("2", "a", "1"), commit("2", "h1")]).await;
+    world.next_change().await;
+    assert_eq!(read(&world, "token").as_deref(), Some("new"));
+    assert_eq!(fs::metadata(world.path("recv/a")).unwrap().ino(), untouched);
+}
+
+#[tokio::test(start_paused = true)]
 async fn bad_file_is_reported_and_the_stream_lives_on() {
     let mut world = World::new();
     let voice = world.feed_files();

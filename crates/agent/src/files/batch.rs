@@ -131,11 +131,15 @@ impl<'a> Receiver<'a> {
 
     fn note(&mut self, name: &str, why: Option<String>) {
         let entry = made_safe(name);
-        // Bounded as the files are; the batch has failed already, and the first complaints say enough.
-        if self.nameless.len() < MAX_FILES || self.nameless.contains_key(&entry) {
-            let what = why.map(|why| format!("file {} was not written: {why}", shown(name)));
-            self.nameless.insert(entry, what);
+        if MAX_FILES <= self.nameless.len() && !self.nameless.contains_key(&entry) {
+            // Bounded as the files are, but never so that a failure is forgotten: the first ones say enough.
+            self.nameless.retain(|_, why| why.is_some());
+            if why.is_none() || MAX_FILES <= self.nameless.len() {
+                return;
+            }
         }
+        let what = why.map(|why| format!("file {} was not written: {why}", shown(name)));
+        self.nameless.insert(entry, what);
     }
 
     fn judge(&self, name: &FileName, transfer: &FileTransfer) -> Entry {

@@ -75,7 +75,9 @@ fn pair_that_is_there_is_used_again_and_its_public_half_repaired() {
 fn what_is_no_key_is_replaced() {
     let (outer, ctx) = Context::for_tests(&[]);
     let outside = outer.path().join("outside");
-    fs::write(&outside, "precious").unwrap();
+    // A good key even, but not one of this directory.
+    let precious = KeyPair::generate(&SeededEntropy::new(9)).to_pkcs8_pem();
+    fs::write(&outside, precious.as_bytes()).unwrap();
     fs::write(at(&ctx, "a.key"), "nonsense").unwrap();
     symlink(&outside, at(&ctx, "b.key")).unwrap();
     symlink(&outside, at(&ctx, "b.pub")).unwrap();
@@ -86,7 +88,7 @@ fn what_is_no_key_is_replaced() {
         assert_eq!(pair(&ctx, &name(text)).unwrap(), (key, Made::Before));
     }
     assert!(fs::symlink_metadata(at(&ctx, "b.key")).unwrap().is_file());
-    assert_eq!(fs::read_to_string(outside).unwrap(), "precious");
+    assert_eq!(fs::read_to_string(outside).unwrap(), *precious);
 }
 
 #[tokio::test(start_paused = true)]
