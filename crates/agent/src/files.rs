@@ -90,6 +90,17 @@ pub(crate) fn status(ctx: &Context) -> BTreeMap<String, FileStatus> {
     times.take(MAX_FILES).chain(errors).map(|(name, status)| (name, FileStatus { status: Some(status) })).collect()
 }
 
+/// A context in memory, where there is such a place, for tests that write by the hundred: what they ask is what a reader
+/// sees, not what a power cut leaves.
+#[cfg(test)]
+pub(crate) fn in_memory() -> ([tempfile::TempDir; 2], Context) {
+    let inner = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).expect("a directory");
+    let at = |leaf: &str| inner.path().join(leaf).display().to_string();
+    let (outer, ctx) =
+        Context::for_tests(&[("IDENTITY_DIR", &at("identity")), ("KEYS_DIR", &at("keys")), ("RECV_DIR", &at("recv"))]);
+    ([inner, outer], ctx)
+}
+
 #[cfg(test)]
 mod tests {
     use std::{os::unix::fs::symlink, time::Duration, time::SystemTime};

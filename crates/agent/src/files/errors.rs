@@ -119,7 +119,7 @@ mod tests {
 
     #[test]
     fn invented_names_do_not_fill_the_disk() {
-        let (_outer, ctx) = Context::for_tests(&[]);
+        let (_directories, ctx) = crate::files::in_memory();
         for n in 0..MAX_ENTRIES + 5 {
             tell(&ctx, &format!("../{n}"), "bad name");
         }

@@ -118,7 +118,7 @@ async fn key_that_cannot_be_written_is_told_until_it_can() {
 
 #[tokio::test]
 async fn nobody_gets_thousands_of_keys() {
-    let (_outer, ctx) = Context::for_tests(&[]);
+    let (_directories, ctx) = crate::files::in_memory();
     let names: Vec<String> = (0..10_000).map(|n| format!("../{n}")).collect();
     let all = KeyGenerationRequest { key_names: names, ..Default::default() };
     assert!(prepare(&ctx, &all).await.is_empty());

@@ -12,6 +12,7 @@ use super::*;
 use crate::{
     context::{Components, Control},
     disk::Disk,
+    files::in_memory,
 };
 
 fn file(batch: &str, name: &str, content: impl AsRef<[u8]>) -> FileTransfer {
@@ -274,7 +275,7 @@ fn hostile_names_touch_nothing() {
 
 #[test]
 fn no_flood_of_names_hides_a_failure() {
-    let (_outer, ctx) = Context::for_tests(&[]);
+    let (_directories, ctx) = in_memory();
     let mut receiver = Receiver::open(&ctx);
     for n in 0..MAX_FILES {
         receiver.take(removal("1", &format!("../{n}")));
@@ -291,7 +292,7 @@ fn no_flood_of_names_hides_a_failure() {
 
 #[test]
 fn limits_are_told_and_the_rest_is_taken() {
-    let (_outer, ctx) = Context::for_tests(&[]);
+    let (_directories, ctx) = in_memory();
     let mut receiver = Receiver::open(&ctx);
     let most = vec![b'x'; usize::try_from(MAX_FILE_BYTES).unwrap()];
     receiver.take(file("1", "most", &most));
@@ -313,7 +314,7 @@ fn limits_are_told_and_the_rest_is_taken() {
 
 #[test]
 fn file_number_513_is_one_too_many() {
-    let (_outer, ctx) = Context::for_tests(&[]);
+    let (_directories, ctx) = in_memory();
     let mut receiver = Receiver::open(&ctx);
     for n in 0..MAX_FILES + 3 {
         receiver.take(file("1", &format!("f{n:03}"), "1"));
@@ -400,10 +401,7 @@ fn nonsense_is_not_taken_for_a_hash() {
 
 #[test]
 fn readers_never_see_a_torn_file() {
-    // In memory where there is such a place: what is asked is what a reader sees, not what a power cut leaves.
-    let outer = tempfile::tempdir_in("/dev/shm").or_else(|_| tempfile::tempdir()).unwrap();
-    let at = |leaf: &str| outer.path().join(leaf).display().to_string();
-    let (_other, ctx) = Context::for_tests(&[("RECV_DIR", &at("recv")), ("IDENTITY_DIR", &at("identity"))]);
+    let (_directories, ctx) = in_memory();
     let (a, b) = ("a".repeat(16_384), "b".repeat(8192));
     let mut receiver = Receiver::open(&ctx);
     send(&mut receiver, "0", &[("f", &a)], "h");
