@@ -48,8 +48,10 @@ async fn settled(provider: &str, imds: &Imds, address: &str) -> World {
 }
 
 async fn until_fact(world: &mut World, name: &str, value: &str) -> (Instant, HealthReportRequest) {
+    let began = Instant::now();
     loop {
         let (at, report) = world.next_report().await;
+        assert!(at - began < 20 * MINUTE, "{name} does not become {value}: {:?}", report.provider_facts);
         if report.provider_facts.get(name).is_some_and(|it| it == value) {
             return (at, report);
         }
@@ -58,8 +60,10 @@ async fn until_fact(world: &mut World, name: &str, value: &str) -> (Instant, Hea
 
 /// The next report that was sent because of a notice.
 async fn next_notice(world: &mut World) -> (Instant, TerminationNotice) {
+    let began = Instant::now();
     loop {
         let (at, report) = world.next_report().await;
+        assert!(at - began < 20 * MINUTE, "no notice comes");
         if report.kind() == ReportKind::Notice {
             return (at, report.termination_notice.expect("a notice"));
         }
@@ -80,7 +84,7 @@ async fn quiet(world: &mut World, how_long: Duration) -> Option<String> {
 }
 
 fn dialled(world: &World, address: &str) -> Vec<Instant> {
-    let all = world.net.dialled.lock().unwrap();
+    let all = world.net.dialled.lock().expect("nobody panicked");
     all.iter().filter(|(_, it)| it == address).map(|(at, _)| *at).collect()
 }
 

@@ -212,7 +212,13 @@ fn chunked(mut rest: &[u8]) -> Result<Option<Vec<u8>>, &'static str> {
 
 #[cfg(test)]
 mod tests {
+    use async_trait::async_trait;
+    use tokio::time::{Instant, sleep};
+    use tokio_stream::StreamExt as _;
+    use tokio_util::io::StreamReader;
+
     use super::*;
+    use crate::link::Socket;
 
     fn check(text: &str, expected: Result<(u16, &str), &str>) {
         let bytes = text.as_bytes();
@@ -275,6 +281,38 @@ mod tests {
         assert_eq!(parse(endless_body.as_bytes(), false), Err("body too long"));
         let endless_size = format!("HTTP/1.1 200 OK\r\nTransfer-Encoding: chunked\r\n\r\n{}", "0".repeat(300));
         assert_eq!(parse(endless_size.as_bytes(), false), Err("chunk size too long"));
+    }
+
+    /// A host that takes the connection or not, and then says a byte now and then.
+    struct Slow {
+        connects: bool,
+    }
+
+    #[async_trait]
+    impl Net for Slow {
+        async fn connect(&self, _: &Address) -> io::Result<Socket> {
+            if !self.connects {
+                std::future::pending::<()>().await;
+            }
+            let drip = tokio_stream::iter(0..10).then(|_| async {
+                sleep(Duration::from_millis(300)).await;
+                Ok::<_, io::Error>(io::Cursor::new(b"H"))
+            });
+            let stream = tokio::io::join(StreamReader::new(Box::pin(drip)), tokio::io::sink());
+            Ok(Socket { stream: Box::new(stream), local: None })
+        }
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn host_has_a_second_to_connect_and_two_to_answer() {
+        let address = Address { host: "192.0.2.1".into(), port: 80 };
+        let request = Request { method: "GET", path: "/", headers: &[] };
+        for (connects, limit, expected) in [(false, LIMIT, 1000), (true, LIMIT, 2000), (true, LIMIT / 4, 500)] {
+            let began = Instant::now();
+            let error = call(&Slow { connects }, &address, &request, limit).await.unwrap_err();
+            assert_eq!(began.elapsed().as_millis(), expected);
+            assert_eq!(matches!(error, HttpError::Late { .. }), connects, "{error}");
+        }
     }
 
     #[test]

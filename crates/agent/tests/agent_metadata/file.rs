@@ -7,7 +7,7 @@ use crate::{common::World, deadline_of, next_notice, start, until_fact};
 fn world_with_file(provider: &str, name: &str) -> (World, std::path::PathBuf) {
     let world = World::new();
     let path = world.path(name);
-    start(&world, &[("PROVIDER", provider), ("NOTICE_FILE", path.to_str().unwrap())]);
+    start(&world, &[("PROVIDER", provider), ("NOTICE_FILE", path.to_str().expect("a plain path"))]);
     (world, path)
 }
 
