@@ -127,6 +127,7 @@ impl BlackBox {
             kernel: look::kernel(host).filter(|_| open),
             progress,
             files: look::files(&settings.identity.path),
+            bare: look::is_bare(&[&settings.keys.path, &settings.recv.path]),
             cloud_init: look::cloud_init(host),
             sentinel: look::since(&settings.boot_sentinel),
             error_file: settings.boot_error_file.as_deref().and_then(look::reason),

@@ -1,5 +1,7 @@
 //! The commands, as real processes, and what is shipped beside the binary.
 
+#![allow(clippy::unwrap_used, reason = "a helper of tests fails by panicking, as the tests do")]
+
 mod common;
 
 use std::{

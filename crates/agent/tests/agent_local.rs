@@ -1,5 +1,7 @@
 //! The local HTTP port of a whole agent, over a real socket.
 
+#![allow(clippy::unwrap_used, reason = "a helper of tests fails by panicking, as the tests do")]
+
 mod common;
 
 use std::{net::SocketAddr, time::Duration};

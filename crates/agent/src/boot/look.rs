@@ -80,6 +80,15 @@ pub(crate) fn files(identity: &Path) -> Option<Timestamp> {
     fs::read_to_string(identity.join("write-files.last")).ok()?.trim().parse().ok().map(Timestamp::from_millis)
 }
 
+/// Whether there is no file in any of these directories.
+pub(crate) fn is_bare(directories: &[&Path]) -> bool {
+    directories.iter().all(|directory| {
+        fs::read_dir(directory).is_ok_and(|mut entries| {
+            entries.all(|entry| entry.is_ok_and(|entry| entry.file_type().is_ok_and(|kind| kind.is_dir())))
+        })
+    })
+}
+
 /// Whether the kubelet is well; `None` if this machine has none.
 pub(crate) async fn kubelet(host: &Host) -> Option<bool> {
     let directories = ["/etc/systemd/system", "/run/systemd/system", "/usr/lib/systemd/system", "/lib/systemd/system"];
@@ -160,6 +169,15 @@ mod tests {
             let (_dir, host) = machine(&files);
             assert_eq!(cloud_init(&host), expected);
         }
+    }
+
+    #[test]
+    fn directory_with_a_file_is_not_bare() {
+        let (dir, _) = machine(&[("keys/.stage/x", ""), ("recv/a", "")]);
+        let at = |name: &str| dir.path().join(name);
+        assert!(is_bare(&[&at("keys")]));
+        assert!(!is_bare(&[&at("keys"), &at("recv")]));
+        assert!(!is_bare(&[&at("none")]), "what cannot be seen is not known to be empty");
     }
 
     #[tokio::test]

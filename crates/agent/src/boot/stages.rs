@@ -18,6 +18,9 @@ pub(crate) const MAX_AGE: Duration = Duration::from_secs(3600);
 /// A server whose certificate was not trusted for this long is told as a failed stage.
 const UNTRUSTED_LIMIT: Duration = Duration::from_secs(600);
 
+/// A machine that was asked for no key and sent no file in this time gets none: its template has no files.
+const FILES_PATIENCE: Duration = Duration::from_secs(300);
+
 /// More stages than a person reads. Scripts that name more get the rest unrecorded.
 const MAX_USER_STAGES: usize = 64;
 
@@ -104,6 +107,8 @@ pub(crate) struct Look<'a> {
     pub(crate) progress: Progress,
     /// When the first batch of files was committed.
     pub(crate) files: Option<Timestamp>,
+    /// Neither a key nor a file lies there, so that none may be meant to come.
+    pub(crate) bare: bool,
     pub(crate) cloud_init: CloudInit,
     pub(crate) sentinel: Option<Timestamp>,
     pub(crate) error_file: Option<String>,
@@ -211,6 +216,13 @@ impl Timeline {
                 let started = self.find(FILES).map_or(now, |stage| stage.started);
                 self.end(FILES, StageState::Done, started, at.max(started), detail);
             }
+        }
+        if look.bare
+            && !self.is_done(FILES)
+            && let Some(session) = self.find(SESSION).and_then(|stage| stage.ended).filter(|_| self.is_done(SESSION))
+            && FILES_PATIENCE <= now.since(session)
+        {
+            self.end(FILES, StageState::Done, session, now, "none were sent");
         }
         let stuck = if self.is_done(REGISTERED) { SESSION } else { REGISTERED };
         let untrusted = progress.untrusted.is_some_and(|since| UNTRUSTED_LIMIT <= since);

@@ -192,6 +192,23 @@ fn no_number_is_ever_negative_or_not_a_number() {
     }
 }
 
+/// A report may take 2 KiB; what is measured is most of it.
+#[test]
+fn windows_of_a_usual_machine_are_small() {
+    use prost::Message as _;
+    let mut machine = Machine::new();
+    for n in 0..100_u64 {
+        machine.work(10 * n);
+        let core = |core: u64| format!("cpu{core} {} 0 0 {} 0 0 0 0\n", n * core, 1000 * n);
+        let cores: String = (0..16).map(core).collect();
+        machine.put("stat", &format!("cpu  {} 0 0 {} 0 0 0 0\n{cores}", 120 * n, 16_000 * n));
+        machine.sample();
+    }
+    let report = machine.report();
+    assert_eq!(windows(&report)[0].cpu_core_usage.len(), 16);
+    assert!(report.encoded_len() < 700, "{}", report.encoded_len());
+}
+
 #[test]
 fn sampling_reuses_its_buffers() {
     let mut machine = Machine::new();

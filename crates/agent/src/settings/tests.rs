@@ -45,6 +45,10 @@ fn all_problems_are_told_together() {
 fn every_rule_has_a_good_and_a_bad_value() {
     for (name, good, bad) in [
         ("DEBUG", "true", "yes please"),
+        ("DEBUG", "0", "TRUE"),
+        ("SERVER_REGISTRATION_ADDR", "nstance.example.com:1", "nstance.example.com"),
+        ("SERVER_REGISTRATION_ADDR", "10.0.0.1:65535", "10.0.0.1:65536"),
+        ("SERVER_AGENT_ADDR", "a:1", "a:1,b"),
         ("SERVER_REGISTRATION_ADDR", "a:1,[::1]:2, 10.0.0.1:65535", "a:0"),
         ("SERVER_AGENT_ADDR", "[fd00::1]:8994", "fd00::1:8994"),
         ("SERVER_AGENT_ADDR", "srv-1:8994", "srv_1:8994"),
@@ -53,12 +57,15 @@ fn every_rule_has_a_good_and_a_bad_value() {
         ("KEYS_DIR", "/tmp/k", "./k"),
         ("RECV_DIR", "/tmp/r", "r"),
         ("IDENTITY_MODE", "0400", "1000"),
+        ("IDENTITY_MODE", "0777", "-1"),
         ("KEYS_MODE", "640", "8"),
         ("RECV_MODE", "0644", "rw"),
         ("KEYS_GROUP", "0", "no group of this name"),
         ("RECV_GROUP", "root", "no group of this name"),
         ("INSTANCE_ID", "tst06bgm7733st2576nx5jht4ecjw", "opr06bgm7733st2576nx5jht4ecjw"),
+        ("INSTANCE_ID", "knc06bgm7733st2576nx5jht4ecjw", "knc06bgm7733st2576nx5jht4ecj"),
         ("INSTANCE_KIND", "knc", "tst"),
+        ("INSTANCE_KIND", "knc", "KNC"),
         ("INSTANCE_HOSTNAME", "web-1", "web 1"),
         ("INSTANCE_FQDN", "web-1.example.com", "-web"),
         ("INSTANCE_IPV4", "10.0.0.1", "fd00::1"),
@@ -66,20 +73,44 @@ fn every_rule_has_a_good_and_a_bad_value() {
         ("METRICS_INTERVAL", "0", "60"),
         ("SPOT_POLL_INTERVAL", "500ms", "-1s"),
         ("PROVIDER", "proxmox", "vmware"),
+        ("PROVIDER", "auto", "AWS"),
+        ("PROVIDER", "aws", "amazon"),
+        ("PROVIDER", "gcp", "google"),
+        ("PROVIDER", "azure", "azur"),
+        ("PROVIDER", "dev", "tmux"),
+        ("PROVIDER", "none", "off"),
         ("NOTICE_FILE", "/tmp/n", "n"),
         ("LEAVE_ON_STOP", "never", "no"),
+        ("LEAVE_ON_STOP", "always", "yes"),
+        ("LEAVE_ON_STOP", "auto", "maybe"),
         ("ON_CHANGE", "/bin/true", "true"),
         ("BOOT_SENTINEL", "/run/x", "x"),
         ("BOOT_ERROR_FILE", "/run/x", "x"),
         ("BOOT_LOGS", "/a,/b", "/a,b"),
         ("BOOT_TIMEOUT", "1h30m", "1h30"),
+        ("BOOT_TIMEOUT", "0", "15"),
         ("HEALTH_ADDR", "127.0.0.1:9000", "9000"),
+        ("HEALTH_ADDR", "[::1]:9000", "localhost:9000"),
+        ("ENVIRONMENT", "any text at all", ""),
     ] {
         assert!(read(&[(name, good)]).is_ok(), "{name}={good}");
+        if bad.is_empty() {
+            continue; // any text will do
+        }
         let problems = read(&[(name, bad)]).unwrap_err();
         assert_eq!(problems.len(), 1, "{name}={bad}: {problems:?}");
         assert_eq!(problems[0].variable, format!("NSTANCE_{name}"));
     }
+}
+
+#[test]
+fn commands_that_need_the_identity_alone_judge_nothing_else() {
+    let path =
+        |value: &'static str| identity_path(move |name| (name == "NSTANCE_IDENTITY_DIR").then(|| value.to_owned()));
+    assert_eq!(path("/tmp/i").unwrap(), PathBuf::from("/tmp/i"));
+    assert_eq!(path("").unwrap(), PathBuf::from("/opt/nstance-agent/identity"));
+    assert_eq!(path("here").unwrap_err().variable, "NSTANCE_IDENTITY_DIR");
+    assert!(identity_path(|name| (name != "NSTANCE_IDENTITY_DIR").then(|| "nonsense".to_owned())).is_ok());
 }
 
 #[test]

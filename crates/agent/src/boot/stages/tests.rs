@@ -14,6 +14,7 @@ fn look<'a>(seconds: u32) -> Look<'a> {
         kernel: Some(at(-9)),
         progress: Progress { started: true, ..Progress::default() },
         files: None,
+        bare: false,
         cloud_init: CloudInit::Absent,
         sentinel: None,
         error_file: None,
@@ -174,6 +175,19 @@ fn stalled_boot_that_ends_well_is_good() {
 }
 
 #[test]
+fn machine_that_is_sent_nothing_finishes_without_files() {
+    let with = |seconds, bare| Look { progress: serving(), bare, ..look(seconds) };
+    let mut timeline = take(&[with(5, true), with(304, true)]);
+    assert!(!timeline.finished);
+    let mut asked = timeline.clone();
+    asked.take(&with(305, false), TIMEOUT);
+    assert!(!asked.finished, "files are on their way");
+    timeline.take(&with(305, true), TIMEOUT);
+    assert!(timeline.finished && timeline.closed);
+    assert!(told(&timeline).contains(&"files done 5..305 (none were sent)".to_owned()), "{:?}", told(&timeline));
+}
+
+#[test]
 fn boot_without_a_limit_never_stalls_and_still_closes() {
     let mut timeline = take(&[look(0)]);
     timeline.take(&look(3599), Duration::ZERO);
@@ -236,7 +250,7 @@ fn chatty_scripts_fill_no_more_than_their_share() {
 #[test]
 fn remark_reaches_a_closed_box() {
     let good = Look { progress: serving(), files: Some(at(2)), ..look(3) };
-    let mut timeline = take(&[good.clone()]);
+    let mut timeline = take(std::slice::from_ref(&good));
     assert!(timeline.closed);
     let progress = Progress { remark: Some("identity-shared"), ..serving() };
     timeline.take(&Look { progress, ..good }, TIMEOUT);
