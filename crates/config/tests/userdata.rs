@@ -141,6 +141,7 @@ fn example_userdata_prepares_a_machine_and_may_run_again() {
 #[test]
 fn example_userdata_does_not_install_what_it_did_not_ask_for() {
     let machine = Machine::new("bad");
-    machine.run(&rendered(&"0".repeat(64)));
+    assert!(!machine.run(&rendered(&"0".repeat(64))));
+    assert!(!machine.text("calls").contains("systemctl"), "and starts nothing");
     assert!(!machine.root.join("usr/local/bin/nstance-agent").exists());
 }
