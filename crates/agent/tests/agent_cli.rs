@@ -280,3 +280,36 @@ fn userdata_is_a_shell_script_once_rendered() {
     let checked = Command::new("sh").arg("-n").arg(&path).output().unwrap();
     assert!(checked.status.success(), "{}", stderr(&checked));
 }
+
+#[test]
+fn manual_names_every_command_and_setting() {
+    let manual = fs::read_to_string(shipped("deploy/nstance-agent.8")).unwrap().replace("\\-", "-");
+    let help = stdout(&run(Path::new("/"), &["--help"]));
+    let commands = help.lines().filter_map(|line| line.strip_prefix("  ")?.split([' ', ',']).next());
+    for command in commands.filter(|word| !word.is_empty()) {
+        assert!(manual.contains(command), "{command}");
+    }
+    let settings = fs::read_to_string(shipped("crates/agent/src/settings/tests.rs")).unwrap();
+    let rows = settings.lines().filter_map(|line| line.trim().strip_prefix("(\"")?.split('"').next());
+    let names: Vec<_> =
+        rows.filter(|name| name.chars().all(|c| c.is_ascii_uppercase() || c == '_' || c.is_ascii_digit())).collect();
+    assert!(30 < names.len());
+    for name in names {
+        let name = if name.starts_with("NSTANCE_") { name.to_owned() } else { format!("NSTANCE_{name}") };
+        assert!(manual.contains(&name), "{name}");
+    }
+}
+
+/// What a package installs beside the unit: whom the agent runs as, and what it writes.
+#[test]
+fn packaged_user_and_directories_are_those_of_the_unit() {
+    let unit = fs::read_to_string(shipped("deploy/nstance-agent.service")).unwrap();
+    let user = unit.lines().find_map(|line| line.strip_prefix("User=")).unwrap();
+    let users = fs::read_to_string(shipped("deploy/nstance-agent.sysusers")).unwrap();
+    assert!(users.lines().any(|line| line.starts_with(&format!("u {user} "))), "{users}");
+    let directories = fs::read_to_string(shipped("deploy/nstance-agent.tmpfiles")).unwrap();
+    for (leaf, mode) in [("identity", "0700"), ("keys", "0700"), ("recv", "0750")] {
+        let line = format!("d /opt/nstance-agent/{leaf} {mode} {user} {user} -");
+        assert!(directories.lines().any(|it| it == line), "{line}");
+    }
+}

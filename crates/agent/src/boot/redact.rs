@@ -159,6 +159,9 @@ mod tests {
     fn half_a_private_key_goes_too() {
         assert_eq!(redact("AwBQY\nMC4CAQ\n-----END PRIVATE KEY-----\nafter"), format!("{KEY_GONE}\nafter"));
         assert_eq!(redact("before\n-----BEGIN PRIVATE KEY-----\nMC4CAQ"), format!("before\n{KEY_GONE}"));
+        let end_first =
+            "AwBQY\n-----END PRIVATE KEY-----\na\n-----BEGIN PRIVATE KEY-----\nX\n-----END PRIVATE KEY-----\nb";
+        assert_eq!(redact(end_first), format!("{KEY_GONE}\na\n{KEY_GONE}\nb"));
         let two = "a\n-----BEGIN PRIVATE KEY-----\nX\n-----END PRIVATE KEY-----\nb\n-----BEGIN PRIVATE KEY-----\nY";
         assert_eq!(redact(two), format!("a\n{KEY_GONE}\nb\n{KEY_GONE}"));
     }

@@ -322,10 +322,8 @@ impl Timeline {
             let stage = if self.is_done(REGISTERED) { SESSION } else { REGISTERED };
             return Some(Failure::new(stage, reason));
         }
-        match said {
-            Some(Verdict::Failed(failure)) => return Some(failure.clone()),
-            Some(Verdict::Ready(_)) => return None,
-            None => {}
+        if let Some(Verdict::Failed(failure)) = said {
+            return Some(failure.clone());
         }
         let order = [BOOTSTRAP, CLOUD_INIT, REGISTERED];
         // A bootstrap that says it is done outweighs what cloud-init complains about.
