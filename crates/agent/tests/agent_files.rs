@@ -5,6 +5,10 @@ mod common;
 use std::{
     fs,
     os::unix::fs::{MetadataExt as _, PermissionsExt as _},
+    sync::{
+        Arc,
+        atomic::{AtomicUsize, Ordering},
+    },
     time::Duration,
 };
 
@@ -12,6 +16,7 @@ use common::{
     World,
     files::{commit, file, files, say},
 };
+use nstance_agent::{Components, Control, State, disk::Disk};
 use nstance_proto::v1::FileTransfer;
 
 fn read(world: &World, name: &str) -> Option<String> {
@@ -148,9 +153,76 @@ async fn start_empties_the_stage_before_there_is_a_server() {
     fs::create_dir(world.path("recv/.stage")).unwrap();
     fs::write(world.path("recv/.stage/half"), "ha").unwrap();
     world.start_agent();
-    world.until(|state| *state == nstance_agent::State::Enrolling).await;
+    world.until(|state| *state == State::Enrolling).await;
     tokio::task::yield_now().await;
     assert_eq!(fs::read_dir(world.path("recv/.stage")).unwrap().count(), 0);
+}
+
+/// Ends the agent that is running, and makes the world ready for another.
+async fn restart(world: &mut World) {
+    world.control.stop();
+    world.until(|state| *state == State::Leaving).await;
+    world.control = Control::new();
+}
+
+#[tokio::test(start_paused = true)]
+async fn death_at_any_step_of_a_batch_is_only_a_later_start() {
+    let second = || [file("2", "a", "new"), file("2", "b.json", "[]"), file("2", "c", "same"), commit("2", "h2")];
+    for crash_at in 0.. {
+        let mut world = World::new();
+        let voice = world.feed_files();
+        world.start_enrolled(&[]).await;
+        world.next_files_stream().await;
+        say(&voice, [file("1", "a", "old"), file("1", "c", "same"), file("1", "b.json", "{"), commit("1", "h1")]).await;
+        world.next_change().await;
+        restart(&mut world).await;
+
+        // The count begins with the second batch.
+        let n_left = Arc::new(AtomicUsize::new(usize::MAX));
+        let counted = n_left.clone();
+        let disk = Disk::watched(Arc::new(move |_, _| {
+            if counted.load(Ordering::SeqCst) != usize::MAX {
+                assert_ne!(counted.fetch_sub(1, Ordering::SeqCst), 0, "the process dies here");
+            }
+        }));
+        let voice = world.feed_files();
+        let parts = Components { disk, ..world.parts() };
+        #[allow(clippy::disallowed_methods, reason = "the test wants to see it die")]
+        let agent = tokio::spawn(nstance_agent::run(world.settings(), parts, world.control.clone()));
+        world.next_files_stream().await;
+        n_left.store(crash_at, Ordering::SeqCst);
+        say(&voice, second()).await;
+        let died = tokio::select! {
+            ended = agent => ended.unwrap_err().is_panic(),
+            _ = world.next_change() => false,
+        };
+        let found = read(&world, "a");
+        assert!(["old", "new"].contains(&found.as_deref().unwrap()), "step {crash_at}: {found:?}");
+
+        if died {
+            world.control = Control::new();
+        } else {
+            restart(&mut world).await;
+        }
+        while world.seen.try_recv().is_ok() {}
+        let voice = world.feed_files();
+        world.start_agent();
+        let hello = world.next_files_stream().await;
+        if hello.config_hash == "h2" {
+            assert_eq!(read(&world, "b.json").as_deref(), Some("[]"), "step {crash_at}: the hash came first");
+        }
+        say(&voice, second()).await;
+        let (_, report) = world.next_change().await;
+        assert_eq!(report.config_hash, "h2", "step {crash_at}");
+        let whole = ["a", "b.json", "c"].map(|name| (name.to_owned(), None));
+        assert_eq!(files(&report), whole, "step {crash_at}");
+        let found = ["a", "b.json", "c"].map(|name| read(&world, name).unwrap());
+        assert_eq!(found, ["new", "[]", "same"], "step {crash_at}");
+        if !died {
+            assert!(10 < crash_at, "{crash_at}");
+            return;
+        }
+    }
 }
 
 /// In real time: a program does not run on a paused clock.
