@@ -31,6 +31,9 @@ const MAX_FILE: u64 = 16 * 1024;
 
 const SOURCE: &str = "notice file";
 
+/// What the file holds: nothing if there is none, or why it cannot be read.
+type Content = Result<Option<Vec<u8>>, io::ErrorKind>;
+
 /// What the file says.
 #[derive(Debug, PartialEq, Eq)]
 struct Told {
@@ -44,7 +47,7 @@ pub(crate) async fn watch(ctx: &Context) -> Infallible {
     if ctx.settings.provider == Provider::Dev {
         ctx.monitor.heard(&ctx.board, SOURCE, &Ok(()));
     }
-    let mut before = None;
+    let mut before = Ok(None);
     loop {
         // The watch stands before the look: what is written between the two is seen by one of them.
         let watched = Changes::of(path);
@@ -60,33 +63,36 @@ pub(crate) async fn watch(ctx: &Context) -> Infallible {
     }
 }
 
-/// Reads the file, and tells what is new in it.
-fn look(ctx: &Context, path: &Path, before: &mut Option<Vec<u8>>) {
-    let bytes = read(path).unwrap_or_default();
-    if bytes == *before {
+/// Reads the file, and tells what is new in it. `before` is what it was at the last look.
+fn look(ctx: &Context, path: &Path, before: &mut Content) {
+    let content = read(path).map_err(|error| error.kind());
+    if content == *before {
         return;
     }
-    // A file that was taken away takes nothing back.
-    if let Some(bytes) = &bytes {
-        let told = parse(bytes).map_err(|what| Trouble::malformed(&path.display().to_string(), what));
-        if let Ok(told) = &told {
-            if let Some(found) = &told.found {
-                tell(ctx, found);
+    let told = match &content {
+        Ok(Some(bytes)) => parse(bytes),
+        // A file that was taken away takes nothing back.
+        Ok(None) => Ok(Told { found: None, spot: None }),
+        Err(_) => Err("the file cannot be read"),
+    };
+    *before = content;
+    let told = told.map_err(|what| Trouble::malformed(&path.display().to_string(), what));
+    if let Ok(Told { found: Some(found), .. }) = &told {
+        tell(ctx, found);
+    }
+    match &told {
+        told if ctx.settings.provider == Provider::Dev => {
+            if let Ok(Told { spot: Some(spot), .. }) = told {
+                ctx.monitor.set_spot(&ctx.board, *spot);
             }
-            if let (Some(spot), Provider::Dev) = (told.spot, ctx.settings.provider) {
-                ctx.monitor.set_spot(&ctx.board, spot);
-            }
+            ctx.monitor.heard(&ctx.board, SOURCE, told);
         }
-        match &told {
-            told if ctx.settings.provider == Provider::Dev => ctx.monitor.heard(&ctx.board, SOURCE, told),
-            Ok(_) => {}
-            Err(error) => {
-                tracing::warn!(error = %Chain(error), "notice file of no use");
-                ctx.monitor.count();
-            }
+        Ok(_) => {}
+        Err(error) => {
+            tracing::warn!(error = %Chain(error), "notice file of no use");
+            ctx.monitor.count();
         }
     }
-    *before = bytes;
 }
 
 /// Nothing if there is no file.
@@ -175,6 +181,22 @@ impl Changes {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::metadata::monitor::{MonitorState, Place};
+
+    #[test]
+    fn file_that_cannot_be_read_is_counted_once_and_shown_until_it_is_gone() {
+        let (outer, ctx) = Context::for_tests(&[("PROVIDER", "dev"), ("NOTICE_FILE", "/unused")]);
+        ctx.monitor.begin(&ctx.board, Place::default());
+        let (path, mut before) = (outer.path().join("notice.json"), Ok(None));
+        std::fs::create_dir(&path).unwrap();
+        for _ in 0..3 {
+            look(&ctx, &path, &mut before);
+            assert_eq!((ctx.monitor.state(), ctx.monitor.n_errors()), (MonitorState::Failing, 1));
+        }
+        std::fs::remove_dir(&path).unwrap();
+        look(&ctx, &path, &mut before);
+        assert_eq!((ctx.monitor.state(), ctx.board.notice()), (MonitorState::Ok, None));
+    }
 
     #[test]
     fn file_says_an_action_perhaps_a_deadline_perhaps_that_the_machine_is_a_spot_one() {
