@@ -65,7 +65,7 @@ pub(crate) async fn renew(ctx: &Context, client: &Client, schedule: &mut Schedul
                 at if ctx.now() < at => at.since(ctx.now()).min(LOOK),
                 _ => match once(ctx, client, &key).await {
                     Ok(link) => return Renewed::Moved(link),
-                    Err(Failed::Ended(ended)) => return Renewed::Ended(ended),
+                    Err(Failed::Ended(ended)) => return Renewed::Ended(*ended),
                     Err(Failed::Later(retry)) => retry.unwrap_or_else(|| backoff.next(ctx.entropy())),
                 },
             },
@@ -81,7 +81,7 @@ fn current(ctx: &Context) -> Option<(KeyPair, Peer)> {
 }
 
 enum Failed {
-    Ended(Ended),
+    Ended(Box<Ended>),
     Later(Option<Duration>),
 }
 
@@ -91,12 +91,14 @@ async fn once(ctx: &Context, client: &Client, key: &KeyPair) -> Result<Link, Fai
         Failed::Later(None)
     };
     let answer = call(client.clone(), key).await.map_err(|error| match error {
-        CallError::Refused(refusal) if refusal.on_session() != Verdict::Retry => Failed::Ended(Ended::Refused(refusal)),
+        CallError::Refused(refusal) if refusal.on_session() != Verdict::Retry => {
+            Failed::Ended(Box::new(Ended::Refused(refusal)))
+        }
         CallError::Refused(refusal) => {
             tracing::warn!(error = %refusal, "certificate not renewed yet");
             Failed::Later(refusal.retry)
         }
-        lost @ CallError::Lost(_) => Failed::Ended(Ended::Lost(lost)),
+        lost @ CallError::Lost(_) => Failed::Ended(Box::new(Ended::Lost(lost))),
     })?;
     let taken = take(ctx, key, &answer);
     taken.map_err(|error| later(&error))?;

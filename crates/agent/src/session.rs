@@ -262,10 +262,9 @@ async fn keep(old: Option<Client>) -> Infallible {
     std::future::pending().await
 }
 
-/// The streams of a connection.
+/// The streams on which the server speaks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Stream {
-    Reports,
     Keys,
     Files,
 }
@@ -273,14 +272,13 @@ pub(crate) enum Stream {
 impl Stream {
     fn as_str(self) -> &'static str {
         match self {
-            Self::Reports => "reports",
             Self::Keys => "key requests",
             Self::Files => "files",
         }
     }
 }
 
-/// Which streams of a connection have been opened; with all of them the agent serves.
+/// Which streams of a connection have been opened; with these two and the reports the agent serves.
 pub(crate) struct Streams<'a> {
     ctx: &'a Context,
     open: AtomicU8,
@@ -291,8 +289,16 @@ impl<'a> Streams<'a> {
         Self { ctx, open: AtomicU8::new(0) }
     }
 
+    const REPORTS: u8 = 0b100;
+
     pub(crate) fn opened(&self, stream: Stream) {
-        let bit = 1 << stream as u8;
+        self.mark(match stream {
+            Stream::Keys => 0b001,
+            Stream::Files => 0b010,
+        });
+    }
+
+    fn mark(&self, bit: u8) {
         if self.open.fetch_or(bit, Ordering::Relaxed) | bit == 0b111 {
             self.ctx.control.set(State::Serving);
         }
@@ -337,7 +343,7 @@ async fn supervise(ctx: &Context, stream: Stream, client: &Client, open: &Stream
         reopening.opens(ctx);
         let ended = match stream {
             Stream::Files => files::stream(ctx, client.clone(), open).await,
-            Stream::Keys | Stream::Reports => keys::stream(ctx, client.clone(), open).await,
+            Stream::Keys => keys::stream(ctx, client.clone(), open).await,
         };
         let wait = match ended {
             Ended::Clean => reopening.wait(ctx, None),
@@ -372,7 +378,7 @@ async fn supervise_reports(
         if refusal.on_session() != Verdict::Retry {
             return Ended::Refused(refusal);
         }
-        tracing::info!(stream = Stream::Reports.as_str(), error = %refusal, "stream ended");
+        tracing::info!(stream = "reports", error = %refusal, "stream ended");
         if ctx.pause_unless_urgent(reopening.wait(ctx, refusal.retry)).await.is_err() {
             // The connection is still good: the farewell gets a stream of its own on it.
             set_stop_notice(ctx).await;
@@ -411,7 +417,7 @@ async fn report(
             answer = &mut call => return answer.map_or_else(Ended::from, |_| Ended::Clean),
             () = sleep_until(opened + SETTLED_AFTER), if !settled => {
                 settled = true;
-                open.opened(Stream::Reports);
+                open.mark(Streams::REPORTS);
             }
             () = sleep_until(next.unwrap_or(opened)), if next.is_some() => {
                 // A server that does not read gets no queue of old reports: the next one says all that this one would.

@@ -1,5 +1,7 @@
 //! A certificate is renewed while it is good, on the open session, and the session moves to it without a gap.
 
+#![allow(clippy::unwrap_used, reason = "a test says enough by failing")]
+
 mod common;
 
 use std::{
@@ -21,7 +23,7 @@ use nstance_identity::{
 };
 use nstance_rt::{clock::TokioClock, entropy::SeededEntropy};
 use rustls::pki_types::{CertificateDer, pem::PemObject as _};
-use tokio::time::Instant;
+use tokio::{task::JoinSet, time::Instant};
 use tonic::Code;
 
 const HOUR: Duration = Duration::from_secs(3600);
@@ -169,19 +171,19 @@ async fn dies_at(world: &mut World, n: usize, armed: impl AsyncFnOnce(&mut World
     let parts = nstance_agent::Components { disk: Disk::watched(Arc::new(watcher)), ..world.parts() };
     let settings = world.settings_with(&[("METRICS_INTERVAL", "0")]);
     nstance_agent::identity_dir::prepare(&settings).unwrap();
-    let mut agent = tokio::spawn(nstance_agent::run(settings, parts, world.control.clone()));
+    let mut agent = JoinSet::new();
+    agent.spawn(nstance_agent::run(settings, parts, world.control.clone()));
     let arm = async {
         steps.store(n, Ordering::SeqCst);
         armed(world).await;
     };
     tokio::select! {
-        died = &mut agent => {
-            assert!(died.unwrap_err().is_panic());
+        died = agent.join_next() => {
+            assert!(died.unwrap().unwrap_err().is_panic());
             true
         }
         () = arm => {
-            agent.abort();
-            let _ = agent.await;
+            agent.shutdown().await;
             false
         }
     }

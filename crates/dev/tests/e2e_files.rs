@@ -1,5 +1,7 @@
 //! What lies on the machines: files and certificates as the config says, and what a changed config does to them.
 
+#![allow(clippy::unwrap_used, reason = "a test says enough by failing")]
+
 mod e2e_common;
 
 use std::{
