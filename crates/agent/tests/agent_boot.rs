@@ -6,14 +6,15 @@ mod common;
 
 use std::{fs, path::PathBuf, time::Duration};
 
-use common::World;
+use common::{Talk, World};
 use nstance_agent::{
     State,
     boot::spool::{StageName, Word, say},
     host::Host,
 };
-use nstance_proto::v1::BootReport;
+use nstance_proto::v1::{BootReport, ReportKind};
 use serde_json::Value;
+use tonic::Code;
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -137,6 +138,73 @@ async fn failed_boot_is_told_with_redacted_logs_out_of_turn() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn what_the_machine_says_of_itself_fails_the_boot_without_its_secrets() {
+    let cloud_init = r#"{"v1":{"modules-final":{"errors":["runparts: API_TOKEN=abc refused"]},"stage":null}}"#;
+    for (path, text, stage) in [
+        ("run/cloud-init/status.json", cloud_init, "cloud-init"),
+        ("error", "kubeadm join: API_TOKEN=abc refused\n", "bootstrap"),
+    ] {
+        let mut machine = Machine::new();
+        machine.put("cloud-init-output.log", "+ API_TOKEN=abc kubeadm join\n");
+        machine.world.write_nonce(HOUR);
+        machine.world.start_server();
+        machine.start(&[]);
+        machine.world.until(|state| *state == State::Serving).await;
+        machine.put(path, text);
+        let boot = machine.next_box(|boot| boot.failed).await;
+        assert!(boot.reason.ends_with("API_TOKEN=[redacted] refused"), "{}", boot.reason);
+        assert!(states(&boot).contains(&format!("{stage} failed")), "{:?}", states(&boot));
+        assert_eq!(boot.logs[0].text, "+ API_TOKEN=[redacted] kubeadm join\n");
+        assert!(!machine.kept().to_string().contains("abc"));
+        // Mended by hand, and said so.
+        machine.say(&Word::Ready);
+        let boot = machine.next_box(|boot| !boot.failed).await;
+        assert!(states(&boot).contains(&"ready done".to_owned()), "{:?}", states(&boot));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn sentinel_finishes_the_boot() {
+    let mut machine = Machine::new();
+    machine.put("run/cloud-init/status.json", r#"{"v1":{"stage":"modules-final"}}"#);
+    machine.world.write_nonce(HOUR);
+    machine.world.start_server();
+    machine.start(&[]);
+    machine.put("sentinel", "");
+    let boot = machine.next_box(|boot| states(boot).contains(&"ready done".to_owned())).await;
+    assert!(states(&boot).contains(&"bootstrap done".to_owned()) && !boot.failed);
+}
+
+#[tokio::test(start_paused = true)]
+async fn server_that_is_not_trusted_for_ten_minutes_is_a_failed_stage() {
+    let machine = Machine::new();
+    let others = World::with(2, machine.world.plane.clock.clone());
+    fs::write(machine.world.path("identity/ca.crt"), others.plane.ca.bundle_pem()).unwrap();
+    machine.world.write_nonce(HOUR);
+    machine.world.start_server();
+    machine.start(&[]);
+    tokio::time::sleep(Duration::from_secs(590)).await;
+    assert_eq!(machine.kept()["failed"], false);
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    let kept = machine.kept();
+    assert_eq!(kept["reason"], "the server's certificate is not trusted", "{kept}");
+    assert_eq!(machine.world.control.state().borrow().as_str(), "enrolling", "and goes on trying");
+}
+
+#[tokio::test(start_paused = true)]
+async fn shared_identity_is_told_with_the_session() {
+    let mut machine = Machine::new();
+    machine.world.write_nonce(HOUR);
+    machine.world.script_talk([Talk::RefuseAfterFirst(Code::Aborted, "SUPERSEDED")]);
+    machine.world.start_server();
+    machine.start(&[]);
+    let shared = |boot: &BootReport| boot.stages.iter().any(|stage| stage.detail == "identity-shared");
+    let boot = machine.next_box(shared).await;
+    let told: Vec<_> = boot.stages.iter().filter(|stage| !stage.detail.is_empty()).map(|stage| &*stage.name).collect();
+    assert_eq!(told, ["session"]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn boot_that_takes_too_long_is_stalled() {
     let mut machine = Machine::new();
     machine.put("run/cloud-init/status.json", r#"{"v1":{"stage":"modules-final"}}"#);
@@ -195,4 +263,31 @@ async fn agent_that_stands_for_no_machine_keeps_no_box() {
     assert!(report.boot.is_none() && report.one_minute.is_none());
     world.until(|state| *state == State::Serving).await;
     assert!(!world.path("identity/boot.json").exists());
+}
+
+#[tokio::test(start_paused = true)]
+async fn reports_carry_what_was_measured() {
+    let mut machine = Machine::new();
+    machine.put("proc/meminfo", "MemTotal: 1000 kB\nMemAvailable: 400 kB\n");
+    machine.put("proc/net/dev", "eth0: 1000 0 0 0 0 0 0 0 500 0 0 0 0 0 0 0\n");
+    machine.world.write_nonce(HOUR);
+    machine.world.start_server();
+    machine.start(&[]);
+    let (_, first) = machine.world.next_report().await;
+    assert!(first.one_minute.is_none() && first.window_end.is_none());
+    machine.put("proc/net/dev", "eth0: 4000 0 0 0 0 0 0 0 600 0 0 0 0 0 0 0\n");
+    let report = loop {
+        let (_, report) = machine.world.next_report().await;
+        if report.kind() == ReportKind::Periodic {
+            break report;
+        }
+    };
+    for window in [report.one_minute, report.five_minutes, report.fifteen_minutes] {
+        let window = window.unwrap();
+        assert_eq!((window.network_bytes_received, window.network_bytes_sent), (3000.0, 100.0));
+        assert_eq!((window.memory_usage, window.cpu_usage), (60.0, 0.0));
+    }
+    let (start, end) = (report.window_start.unwrap().seconds, report.window_end.unwrap().seconds);
+    assert_eq!(start, common::START.as_millis() / 1000);
+    assert!(start + 40 <= end && end <= report.timestamp.unwrap().seconds, "{start} {end}");
 }
