@@ -205,24 +205,7 @@ impl Timeline {
             self.done(SESSION, now);
         }
         if self.is_done(SESSION) {
-            self.begin(FILES, now);
-        }
-        if let Some(at) = look.files
-            && self.is_done(SESSION)
-        {
-            // A machine that was here before has its files already.
-            let detail = if at < opened { "from an earlier boot" } else { "" };
-            if !self.is_done(FILES) {
-                let started = self.find(FILES).map_or(now, |stage| stage.started);
-                self.end(FILES, StageState::Done, started, at.max(started), detail);
-            }
-        }
-        if look.bare
-            && !self.is_done(FILES)
-            && let Some(session) = self.find(SESSION).and_then(|stage| stage.ended).filter(|_| self.is_done(SESSION))
-            && FILES_PATIENCE <= now.since(session)
-        {
-            self.end(FILES, StageState::Done, session, now, "none were sent");
+            self.files(look, opened);
         }
         let stuck = if self.is_done(REGISTERED) { SESSION } else { REGISTERED };
         let untrusted = progress.untrusted.is_some_and(|since| UNTRUSTED_LIMIT <= since);
@@ -232,12 +215,25 @@ impl Timeline {
             None => None,
         };
         match why {
-            Some(why) if !self.is_done(stuck) => {
-                let started = self.find(stuck).map_or(now, |stage| stage.started);
-                let ended = self.find(stuck).and_then(|stage| stage.ended).unwrap_or(now);
-                self.end(stuck, StageState::Failed, started, ended, why);
-            }
+            Some(why) if !self.is_done(stuck) => self.fail(stuck, now, why),
             _ => self.revive(stuck),
+        }
+    }
+
+    /// The first batch of files, once there is a session for it to come by.
+    fn files(&mut self, look: &Look<'_>, opened: Timestamp) {
+        self.begin(FILES, look.now);
+        let Some(started) = self.find(FILES).filter(|it| it.state != StageState::Done).map(|it| it.started) else {
+            return;
+        };
+        match look.files {
+            // A machine that was here before has its files already.
+            Some(at) if at < opened => self.end(FILES, StageState::Done, started, look.now, "from an earlier boot"),
+            Some(at) => self.end(FILES, StageState::Done, started, at.max(started), ""),
+            None if look.bare && FILES_PATIENCE <= look.now.since(started) => {
+                self.end(FILES, StageState::Done, started, look.now, "none were sent");
+            }
+            None => {}
         }
     }
 

@@ -175,6 +175,13 @@ fn stalled_boot_that_ends_well_is_good() {
 }
 
 #[test]
+fn machine_that_boots_again_has_its_files_already() {
+    let timeline = take(&[look(0), Look { progress: serving(), files: Some(at(-86_400)), ..look(4) }]);
+    assert!(told(&timeline).contains(&"files done 4..4 (from an earlier boot)".to_owned()), "{:?}", told(&timeline));
+    assert!(timeline.finished && timeline.closed);
+}
+
+#[test]
 fn machine_that_is_sent_nothing_finishes_without_files() {
     let with = |seconds, bare| Look { progress: serving(), bare, ..look(seconds) };
     let mut timeline = take(&[with(5, true), with(304, true)]);
