@@ -228,10 +228,11 @@ async fn deliver(term: &Arc<Term>, stream: &Opened, hello: &Hello, look: &Look, 
         let report = look.report.as_deref();
         let complete = state.memory.is_complete(&look.wanted, &sent, report);
         let has_hash = report.is_some_and(|it| it.hash == look.wanted.hash);
-        let commits = !sent.is_empty() || !left.is_empty() || (complete && !has_hash);
+        let owed = complete && !has_hash && state.memory.owes_hash(&look.order, &look.wanted);
+        let commits = !sent.is_empty() || !left.is_empty() || owed;
         if commits {
             // Before it is sent: the answer may be faster than we are.
-            state.memory.sent(sent, complete.then_some(look.wanted.hash.as_str()), now);
+            state.memory.sent(sent, &look.wanted, complete, now);
         }
         drop(state);
         tell_failures(term, look, told);

@@ -101,8 +101,10 @@ pub fn submit(term: &Arc<Term>, instance: InstanceId, request: &v1::PublicKeysRe
     let Some(delivery) = delivery else {
         return Err(Refusal::denied("INSTANCE_DELETED", format!("instance {instance} is gone")));
     };
-    term.shared.cache.put_keys(instance, keys.iter().map(|(name, key)| (name.clone(), key.to_der())).collect());
-    delivery.lock().take_keys(keys);
+    if delivery.lock().take_keys(&keys) {
+        let keys = keys.iter().map(|(name, key)| (name.clone(), key.to_der())).collect();
+        term.shared.cache.put_keys(instance, keys);
+    }
     Ok(())
 }
 

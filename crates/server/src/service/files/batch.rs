@@ -99,7 +99,8 @@ pub(super) async fn make(term: &Arc<Term>, delivery: &Delivery, look: &Look) -> 
             }
         };
         let report = look.report.as_deref();
-        let sends = verdict == Verdict::Send || delivery.lock().memory.differs(&look.wanted, name, print, report);
+        let differs = || delivery.lock().memory.differs(&look.wanted, name, print, report, term.now());
+        let sends = verdict == Verdict::Send || differs();
         match draft {
             _ if !sends => {}
             None => files.push(Prepared { name: name.clone(), signed: None }),

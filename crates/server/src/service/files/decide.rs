@@ -118,15 +118,27 @@ pub struct Known {
 /// The beginning of time: whatever is due then is due at once.
 const AT_ONCE: Timestamp = Timestamp::EPOCH;
 
+/// How often something was sent without being there afterwards, and when it may be sent again.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct Tries {
     n: u32,
     next: Timestamp,
+    /// It is there: the next time is a first one.
+    arrived: bool,
 }
 
 impl Default for Tries {
     fn default() -> Self {
-        Self { n: 0, next: AT_ONCE }
+        Self { n: 0, next: AT_ONCE, arrived: false }
+    }
+}
+
+impl Tries {
+    fn again(&mut self, base: Duration, now: Timestamp) -> Duration {
+        self.n = if self.arrived { 1 } else { self.n + 1 };
+        let wait = wait(base, self.n);
+        (self.next, self.arrived) = (now.plus(wait), false);
+        wait
     }
 }
 
@@ -139,9 +151,11 @@ pub struct Memory {
     /// Sent, and no report since.
     unproven: BTreeSet<String>,
     sent_at: Option<Timestamp>,
+    /// What was asked for when something was sent last.
+    sent_for: Option<String>,
     tries: BTreeMap<String, Tries>,
     /// The errors that were told, with the try they belong to.
-    told: BTreeMap<String, (u32, String)>,
+    told: BTreeMap<String, (Timestamp, String)>,
     /// Left the template; the agent may still have them.
     left: BTreeSet<String>,
     /// What the template asked for when we looked last.
@@ -229,16 +243,17 @@ impl Memory {
         if self.completed.as_ref() == Some(&report.hash) {
             self.drift = Tries::default();
         }
-        // One whose time is not over yet may have been shown before it was sent again.
+        // Until its time is over also what is there is not sent anew on the agent's word: one that shows and hides a
+        // file would otherwise have us sign all day.
         self.tries.retain(|name, tries| {
-            let arrived = matches!(report.files.get(name), Some(Shown::Written(_)));
-            !arrived || now < tries.next || self.doubtful.contains(name)
+            tries.arrived |= matches!(report.files.get(name), Some(Shown::Written(_)));
+            !tries.arrived || now < tries.next || self.doubtful.contains(name)
         });
         self.left.retain(|name| report.files.contains_key(name) || may_cross);
         let mut errors = Vec::new();
         for name in &self.names {
             let Some(Shown::Failed(why)) = report.files.get(name) else { continue };
-            let told = (self.tries.get(name).map_or(0, |it| it.n), why.clone());
+            let told = (self.tries.get(name).map_or(AT_ONCE, |it| it.next), why.clone());
             if self.told.get(name) != Some(&told) {
                 errors.push((name.clone(), why.clone()));
                 self.told.insert(name.clone(), told);
@@ -289,8 +304,11 @@ impl Memory {
             }
         }
         let drifts = report.is_some_and(|it| it.hash != wanted.hash);
-        if drifts && !is_new && self.completed.as_ref() == Some(&wanted.hash) {
-            if self.drift.next <= now {
+        if drifts && !is_new {
+            if self.completed.as_ref() != Some(&wanted.hash) {
+                // What was missing has come since; only the word for it is owed.
+                order.compare |= self.is_complete(wanted, &BTreeMap::new(), report);
+            } else if self.drift.next <= now {
                 order.all = true;
             } else {
                 next.push(self.drift.next);
@@ -316,9 +334,25 @@ impl Memory {
     }
 
     /// Whether a file that is only compared is sent: it differs from what the agent has.
-    pub fn differs(&mut self, wanted: &Wanted, name: &str, print: Print, report: Option<&Reported>) -> bool {
+    pub fn differs(
+        &mut self,
+        wanted: &Wanted,
+        name: &str,
+        print: Print,
+        report: Option<&Reported>,
+        now: Timestamp,
+    ) -> bool {
         if let Some(known) = self.known.get(name) {
-            return known.print != print;
+            if known.print == print {
+                return false;
+            }
+            // Under the same config the agent itself is what differs, its key or its address. That has time.
+            let is_soon = self.tries.get(name).is_some_and(|it| now < it.next);
+            if is_soon && self.sent_for.as_ref() == Some(&wanted.hash) {
+                self.doubtful.insert(name.to_owned());
+                return false;
+            }
+            return true;
         }
         let Some(spec) = wanted.merged.files.get(name) else { return false };
         let vouched = report.filter(|it| it.hash == wanted.hash).and_then(|it| it.files.get(name));
@@ -343,21 +377,24 @@ impl Memory {
     }
 
     fn tried(&mut self, name: &str, now: Timestamp) -> Duration {
-        let tries = self.tries.entry(name.to_owned()).or_default();
-        tries.n += 1;
-        let wait = wait(RETRY, tries.n);
-        tries.next = now.plus(wait);
-        wait
+        self.tries.entry(name.to_owned()).or_default().again(RETRY, now)
     }
 
-    /// Whether the agent has everything once these are there.
+    /// Whether the agent has everything once these are there. What it could not write it has not.
     pub fn is_complete(&self, wanted: &Wanted, sent: &BTreeMap<String, Known>, report: Option<&Reported>) -> bool {
         let has_hash = report.is_some_and(|it| it.hash == wanted.hash);
         wanted.merged.files.keys().all(|name| {
-            let shown = report.and_then(|it| it.files.get(name));
-            let vouched = has_hash && matches!(shown, Some(Shown::Written(_)));
-            sent.contains_key(name) || (!self.doubtful.contains(name) && (self.known.contains_key(name) || vouched))
+            let written = report.map(|it| matches!(it.files.get(name), Some(Shown::Written(_))));
+            let arrived = written.unwrap_or(true) || self.unproven.contains(name);
+            let known = self.known.contains_key(name) && arrived;
+            let vouched = has_hash && written == Some(true);
+            sent.contains_key(name) || (!self.doubtful.contains(name) && (known || vouched))
         })
+    }
+
+    /// Whether a batch that holds nothing is worth its last message: the agent has everything and does not know.
+    pub fn owes_hash(&self, order: &Order, wanted: &Wanted) -> bool {
+        order.all || self.completed.as_ref() != Some(&wanted.hash)
     }
 
     /// All of an order was looked at, for this hash.
@@ -370,7 +407,7 @@ impl Memory {
     }
 
     /// A batch was handed over, its commit included.
-    pub fn sent(&mut self, sent: BTreeMap<String, Known>, completed: Option<&str>, now: Timestamp) {
+    pub fn sent(&mut self, sent: BTreeMap<String, Known>, wanted: &Wanted, complete: bool, now: Timestamp) {
         for (name, known) in sent {
             self.tried(&name, now);
             self.doubtful.remove(&name);
@@ -378,15 +415,18 @@ impl Memory {
             self.known.insert(name, known);
         }
         self.sent_at = Some(now);
-        let Some(hash) = completed else {
+        self.sent_for = Some(wanted.hash.clone());
+        if !complete {
             self.completed = None;
             return;
-        };
-        if self.completed.as_deref() != Some(hash) {
+        }
+        if self.completed.as_ref() != Some(&wanted.hash) {
             self.drift = Tries::default();
         }
-        self.completed = Some(hash.to_owned());
-        self.drift.n += 1;
-        self.drift.next = now.plus(wait(DRIFT, self.drift.n));
+        self.completed = Some(wanted.hash.clone());
+        self.drift.again(DRIFT, now);
     }
 }
+
+#[cfg(test)]
+mod tests;

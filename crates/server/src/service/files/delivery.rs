@@ -122,14 +122,15 @@ impl State {
         }
     }
 
-    /// Takes in keys that are needed. What they are for is made anew if they are others.
-    pub fn take_keys(&mut self, keys: BTreeMap<String, PublicKey>) {
-        let before = self.keys.clone();
-        self.keys.extend(keys);
-        if before != self.keys {
+    /// Takes in keys that are needed. If they are others, what they are for is made anew. Answers whether they are.
+    pub fn take_keys(&mut self, keys: &BTreeMap<String, PublicKey>) -> bool {
+        let changes = keys.iter().any(|(name, key)| self.keys.get(name) != Some(key));
+        if changes {
+            self.keys.extend(keys.iter().map(|(name, key)| (name.clone(), *key)));
             self.memory.look_again();
+            self.wake(&[Stream::Keys, Stream::Files]);
         }
-        self.wake(&[Stream::Keys, Stream::Files]);
+        changes
     }
 
     pub fn held(&self) -> BTreeSet<String> {
