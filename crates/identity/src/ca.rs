@@ -123,6 +123,17 @@ impl CaCertificate {
     }
 }
 
+impl CaCertificate {
+    /// When it was made; it is valid from a little earlier.
+    pub fn made_at(&self) -> Timestamp {
+        self.not_before.plus(CA_BACKDATING)
+    }
+
+    pub fn pem(&self) -> String {
+        pem::certificate(&self.der)
+    }
+}
+
 fn subject_key_id(certificate: &X509Certificate<'_>) -> Option<Vec<u8>> {
     certificate.extensions().iter().find_map(|extension| match extension.parsed_extension() {
         ParsedExtension::SubjectKeyIdentifier(id) => Some(id.0.to_vec()),

@@ -3,9 +3,10 @@
 //! A CA is made in two steps, each of which may be the last before a crash: the key under its own name, then the
 //! certificate of the key *that is stored*. Creating `ca.crt` is the commit; whoever loses a race uses the winner's.
 //!
-//! The CA may be replaced while we run: `keep.rs` follows the stored bundle.
+//! The CA may be replaced while we run: `keep.rs` follows the stored bundle, `rotation.rs` changes it.
 
 pub mod keep;
+pub mod rotation;
 
 use std::{
     sync::{Arc, Mutex, PoisonError, RwLock},

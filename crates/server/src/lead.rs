@@ -159,28 +159,44 @@ where
     E: std::error::Error + Send + Sync + 'static,
 {
     let keeper = candidate.keeper(&candidate.store, lease_key(None), Timing::CLUSTER);
+    while_holding(&keeper, candidate.clock.as_ref(), work).await?.context("make CA and nonce key")
+}
+
+/// A lease could not be held for as long as some work took.
+#[derive(Debug, thiserror::Error)]
+pub enum HoldError {
+    #[error("take the cluster lease")]
+    Election(#[source] ElectionError),
+    #[error("the cluster lease was lost meanwhile; look at what became of the work, and repeat it")]
+    Lost,
+}
+
+/// Waits for a lease, does `work` while holding it, and gives it back.
+pub async fn while_holding<T>(
+    keeper: &LeaseKeeper,
+    clock: &dyn Clock,
+    work: impl Future<Output = T>,
+) -> Result<T, HoldError> {
     let mut seen: Option<Observation> = None;
     let mut held = loop {
-        let look = keeper.look(seen.as_ref()).await?;
-        match may_bid(&look, candidate.clock.monotonic(), keeper.identity()) {
+        let look = keeper.look(seen.as_ref()).await.map_err(HoldError::Election)?;
+        match may_bid(&look, clock.monotonic(), keeper.identity()) {
             Bid::Yes { reason, .. } => match keeper.acquire(&look, reason, Epoch(0)).await {
                 Ok(held) => break held,
                 Err(ElectionError::Taken { .. } | ElectionError::Gone { .. }) => {}
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(HoldError::Election(error)),
             },
             Bid::No { .. } => {}
         }
         seen = Some(look);
         tokio::time::sleep(FOLLOW).await;
     };
-    let Some(done) = renewing(&keeper, &mut held, work).await else {
-        anyhow::bail!("the cluster lease was lost while keys were made");
-    };
+    let done = renewing(keeper, &mut held, work).await.ok_or(HoldError::Lost)?;
     // Not giving it back only makes the next one wait.
     if let Err(error) = keeper.release(held).await {
         tracing::warn!(error = %Chain(&error), "cluster lease not released");
     }
-    done.context("make CA and nonce key")
+    Ok(done)
 }
 
 /// What a server needs to stand for leadership, over and over.

@@ -254,7 +254,7 @@ impl Site {
         Shard::of(self.clone(), self.boot(id)).await
     }
 
-    fn secrets(&self) -> ObjectSecrets {
+    pub fn secrets(&self) -> ObjectSecrets {
         let keys = vec![EncryptionKey::new(KEY)];
         ObjectSecrets::new(self.bucket.clone(), None, keys, Vec::new(), self.entropy.clone()).expect("secrets")
     }
