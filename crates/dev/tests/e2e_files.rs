@@ -9,10 +9,11 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Command,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use e2e_common::{Env, ids, pids};
+use tokio::time::Instant;
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
