@@ -35,9 +35,10 @@ nstance-agent:
 	$(CARGO) build --locked --profile agent -p $@
 	mkdir -p bin && cp target/agent/$@ bin/
 
-# What a VM carries: one file without libraries, and how large it is. Needs `rustup target add` of the target once.
+# What a VM carries: one file without libraries, and how large it is. Needs musl-gcc.
 AGENT_TARGET ?= x86_64-unknown-linux-musl
 nstance-agent-static:
+	rustup target add $(AGENT_TARGET)
 	$(CARGO) build --locked --profile agent --target $(AGENT_TARGET) -p nstance-agent
 	mkdir -p bin && cp target/$(AGENT_TARGET)/agent/nstance-agent bin/nstance-agent-$(AGENT_TARGET)
 	wc -c bin/nstance-agent-$(AGENT_TARGET)
