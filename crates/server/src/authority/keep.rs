@@ -26,7 +26,7 @@ use nstance_store::{
 
 use super::{AuthorityError, read_ca_key};
 use crate::{
-    service::register::logged,
+    service::{files, register::logged},
     term::{Shared, Term},
 };
 
@@ -129,6 +129,8 @@ fn rehash(term: &Arc<Term>) {
     for group in term.world.rehash(&term.shared.authority.bundle_pem()) {
         term.wake(&group);
     }
+    // On-demand instances have no group to be woken with.
+    files::refreshed(term);
 }
 
 /// Renews the server's own certificate if that is due.
