@@ -18,14 +18,17 @@ build:
 test:
 	$(CARGO) build --locked --bins
 	$(CARGO) test --locked --workspace
+	$(SIM)
 
-# The simulation as it should be run: optimised, with a thousand seeds and every crash point.
+# The simulation is optimised, or it would take many times as long. In full it has a thousand seeds and every crash point.
+SIM = $(CARGO) test --locked --profile sim -p nstance-dev --test 'sim_*' -- --nocapture
 sim:
-	NSTANCE_SIM_FULL=1 $(CARGO) test --locked --profile sim -p nstance-dev --test 'sim_*' -- --nocapture
+	NSTANCE_SIM_FULL=1 $(SIM)
 
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
+	$(CARGO) clippy --locked -p nstance-dev --test 'sim_*' -- -D warnings
 
 nstance-server nstance-dev:
 	$(CARGO) build --locked --release -p $@

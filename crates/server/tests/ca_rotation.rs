@@ -235,7 +235,7 @@ async fn a_rotation_ends_nobodys_session() {
     assert_eq!(status.in_use.get(&a), None, "{status:?}");
 
     // [B]: the old one is no more.
-    assert_eq!(rotation.retire(false).await.unwrap().bundle, [b.clone()]);
+    assert_eq!(rotation.retire(false).await.unwrap().bundle, std::slice::from_ref(&b));
     refresh(&operator).await;
     for name in [CA_KEY_SECRET.to_owned(), ca_key_secret(&a)] {
         assert!(

@@ -139,7 +139,7 @@ async fn shown_by_the_server(shard: &Shard) -> Vec<u8> {
     let (begin, end) = ("-----BEGIN CERTIFICATE-----", "-----END CERTIFICATE-----\n");
     let from = shown.find(begin).unwrap_or_else(|| panic!("no certificate in {shown}"));
     let until = from + shown[from..].find(end).unwrap() + end.len();
-    shown[from..until].as_bytes().to_vec()
+    shown.as_bytes()[from..until].to_vec()
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -165,8 +165,8 @@ async fn openssl_agrees_about_every_kind_of_certificate() {
 
     let log = shard.site.certlog().await;
     let logged = |subject: &str, name: &str| {
-        let entries = log.iter().filter(|it| it.subject_id == subject).flat_map(|it| &it.certificates);
-        entries.filter(|it| it.name == name).next_back().unwrap_or_else(|| panic!("{subject} {name}: {log:?}")).clone()
+        let mut entries = log.iter().filter(|it| it.subject_id == subject).flat_map(|it| &it.certificates);
+        entries.rfind(|it| it.name == name).unwrap_or_else(|| panic!("{subject} {name}: {log:?}")).clone()
     };
     let (instance, opr) = (id.to_string(), operator.id.to_string());
     let ca_log = {
