@@ -136,7 +136,7 @@ async fn an_agent_whose_certificate_ran_out_comes_back_with_its_key() {
     assert_eq!(answer.cluster_id, "demo");
     assert_eq!(answer.ca_bundle_pem, shard.site.bundle().await.pem().as_bytes());
     let back = Agent { chain: answer.client_certificate_pem.clone(), ..agent.clone() };
-    assert_eq!(back.knock(&shard.leader).await.code(), Code::Unimplemented, "the new certificate passes");
+    assert_eq!(back.knock(&shard.leader).await.code(), Code::InvalidArgument, "the new certificate passes");
 
     let record = shard.site.record(agent.id).await.unwrap();
     assert_eq!(record.rejoin.as_ref().unwrap().count, 1);
@@ -325,7 +325,7 @@ async fn the_counter_outlives_its_leader() {
     count(&shard, &agent, 2).await.expect("a lost answer costs nothing, whoever leads");
     let answer = count(&shard, &agent, 3).await.unwrap();
     let back = Agent { chain: answer.client_certificate_pem, ..agent };
-    assert_eq!(back.knock(&shard.leader).await.code(), Code::Unimplemented);
+    assert_eq!(back.knock(&shard.leader).await.code(), Code::InvalidArgument);
 }
 
 #[tokio::test]
