@@ -116,9 +116,16 @@ async fn parked_agent_says_so_on_the_console_and_in_its_status() {
     assert_eq!(told["stage"], "registered");
     assert_eq!(told["reason"], "there is neither a certificate nor nonce.jwt");
     assert!(stage_states(&told).contains(&"agent done".to_owned()), "{told}");
-    let status = run(dir, &["status", "-o", "json"]);
-    assert!(status.status.success(), "{}", stderr(&status));
-    let json: Value = serde_json::from_str(&stdout(&status)).unwrap();
+    // The console is told first; the state is left a moment later.
+    let mut json = Value::Null;
+    for _ in 0..500 {
+        let status = run(dir, &["status", "-o", "json"]);
+        json = serde_json::from_str(&stdout(&status)).unwrap_or_default();
+        if json["state"] == "parked" {
+            break;
+        }
+        tokio::time::sleep(Duration::from_millis(20)).await;
+    }
     assert_eq!((json["state"].as_str(), json["instance"].as_str()), (Some("parked"), Some(common::INSTANCE)));
     assert_eq!(json["reason"], told["reason"]);
     assert_eq!(json["pid"], running.child.id());
