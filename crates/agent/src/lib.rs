@@ -14,7 +14,7 @@ pub mod identity_dir;
 
 mod context;
 
-pub mod link;
+pub use nstance_identity::link;
 
 pub mod machine;
 

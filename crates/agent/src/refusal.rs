@@ -2,14 +2,8 @@
 
 use std::{error::Error, time::Duration};
 
-use nstance_proto::rpc;
-use prost::Message as _;
+use nstance_proto::refusal::{reason_of, retry_of};
 use tonic::{Code, Status};
-
-/// Our domain in `google.rpc.ErrorInfo`; reasons of others are not ours to understand.
-const DOMAIN: &str = "nstance";
-
-const RETRY_HINT: &str = "nstance-retry-ms";
 
 /// A status that a server sent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -46,12 +40,7 @@ impl Refusal {
             code: status.code(),
             reason: reason_of(status).unwrap_or_default(),
             message: status.message().to_owned(),
-            retry: status
-                .metadata()
-                .get(RETRY_HINT)
-                .and_then(|value| value.to_str().ok())
-                .and_then(|text| text.parse().ok())
-                .map(Duration::from_millis),
+            retry: retry_of(status),
         }
     }
 
@@ -105,19 +94,11 @@ pub(crate) enum Verdict {
     Shared,
 }
 
-fn reason_of(status: &Status) -> Option<String> {
-    let details = rpc::Status::decode(status.details()).ok()?;
-    details
-        .details
-        .iter()
-        .filter(|detail| detail.type_url.ends_with("/google.rpc.ErrorInfo"))
-        .filter_map(|detail| rpc::ErrorInfo::decode(detail.value.as_slice()).ok())
-        .find(|info| info.domain == DOMAIN)
-        .map(|info| info.reason)
-}
-
 #[cfg(test)]
 mod tests {
+    use nstance_proto::rpc;
+    use prost::Message as _;
+
     use super::*;
 
     fn status(reason: &str, domain: &str) -> Status {
@@ -156,7 +137,7 @@ mod tests {
     #[test]
     fn retry_hint_is_read_from_the_trailer() {
         let mut status = Status::unavailable("full");
-        status.metadata_mut().insert(RETRY_HINT, "1500".parse().unwrap());
+        status.metadata_mut().insert("nstance-retry-ms", "1500".parse().unwrap());
         assert_eq!(Refusal::of(&status).retry, Some(Duration::from_millis(1500)));
     }
 }

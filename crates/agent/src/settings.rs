@@ -3,9 +3,11 @@
 //! Some are not used by the parts that exist today. They are read and judged all the same: a machine image is built
 //! once, and a typing error must show on the first boot, not with some later version.
 
-use std::{collections::BTreeMap, fmt, net::IpAddr, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr, path::PathBuf, time::Duration};
 
 use nstance_core::ids::InstanceId;
+pub use nstance_identity::link::Address;
+use nstance_identity::link::is_host;
 
 /// What stands before every variable.
 const PREFIX: &str = "NSTANCE_";
@@ -21,35 +23,6 @@ pub struct Problem {
 impl Problem {
     pub(crate) fn new(name: &str, why: impl Into<String>) -> Self {
         Self { variable: format!("{PREFIX}{name}"), why: why.into() }
-    }
-}
-
-/// `host:port`, where the host may be a name or an address.
-#[derive(Debug, Clone, PartialEq, Eq, Hash)]
-pub struct Address {
-    pub host: String,
-    pub port: u16,
-}
-
-impl Address {
-    fn parse(text: &str) -> Option<Self> {
-        let (host, port) = text.rsplit_once(':')?;
-        let port = port.parse().ok().filter(|port| *port != 0)?;
-        let host = match host.strip_prefix('[') {
-            Some(rest) => rest.strip_suffix(']').filter(|inner| inner.parse::<std::net::Ipv6Addr>().is_ok())?,
-            None => Some(host).filter(|host| !host.contains(':') && is_host(host))?,
-        };
-        Some(Self { host: host.to_owned(), port })
-    }
-}
-
-impl fmt::Display for Address {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        if self.host.contains(':') {
-            write!(f, "[{}]:{}", self.host, self.port)
-        } else {
-            write!(f, "{}:{}", self.host, self.port)
-        }
     }
 }
 
@@ -314,18 +287,6 @@ fn list(text: &str) -> impl Iterator<Item = &str> {
 
 fn absolute(text: &str) -> Option<PathBuf> {
     Some(PathBuf::from(text)).filter(|path| path.is_absolute())
-}
-
-/// An IP address, or labels of letters, digits and `-`, joined by dots (RFC 1123).
-fn is_host(text: &str) -> bool {
-    let label = |label: &str| {
-        !label.is_empty()
-            && label.len() <= 63
-            && !label.starts_with('-')
-            && !label.ends_with('-')
-            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
-    };
-    text.parse::<IpAddr>().is_ok() || text.len() <= 253 && text.split('.').all(label)
 }
 
 fn parse_bool(text: &str) -> Option<bool> {

@@ -1,6 +1,6 @@
 //! The command line, and which command does what.
 
-use std::{net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
+use std::{ffi::OsString, net::SocketAddr, path::PathBuf, process::ExitCode, time::Duration};
 
 use anyhow::Context;
 use clap::{Args, Parser, Subcommand, ValueEnum};
@@ -11,14 +11,11 @@ use nstance_rt::{
 use rustix::process::Signal;
 
 use crate::{
-    bench, detach, kill,
+    admin, bench, detach, kill,
     layout::Layout,
-    logs, notice, partition, pause,
-    records::{self, RunFile},
-    refresh,
+    logs, notice, partition, pause, refresh,
     render::Size,
     s3::{S3Options, S3Server},
-    shape,
     sim::{self, Mutation, Setup},
     status::{self, Form},
     stop, stored, up,
@@ -63,6 +60,8 @@ enum Command {
     Sim(SimArgs),
     /// Run the object store alone, in the foreground
     S3(S3Args),
+    /// Run nstance-admin with the servers, the identity and the bucket of this environment
+    Admin(AdminArgs),
     /// Print the environment's variables as export lines
     Env(DirArg),
 }
@@ -72,6 +71,16 @@ struct DirArg {
     /// Directory of the environment
     #[arg(long, default_value = "temp")]
     dir: PathBuf,
+}
+
+#[derive(Debug, Args)]
+struct AdminArgs {
+    /// Directory of the environment
+    #[arg(long, default_value = "temp")]
+    dir: PathBuf,
+    /// What nstance-admin is told
+    #[arg(trailing_var_arg = true, allow_hyphen_values = true, value_name = "ARGS")]
+    words: Vec<OsString>,
 }
 
 #[derive(Debug, Args)]
@@ -454,6 +463,7 @@ async fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         }
         Command::S3(args) => s3(args).await,
         Command::Sim(args) => sim(&args),
+        Command::Admin(AdminArgs { dir, words }) => admin::run(&Layout::open(&dir)?, &words).await,
         Command::Env(DirArg { dir }) => env(&Layout::open(&dir)?).await,
     }
 }
@@ -502,26 +512,8 @@ async fn s3(args: S3Args) -> anyhow::Result<ExitCode> {
 }
 
 async fn env(layout: &Layout) -> anyhow::Result<ExitCode> {
-    let store = RunFile::read(layout, records::STORE).filter(|it| it.process.lives());
-    let port = store.and_then(|it| it.port("s3")).with_context(|| {
-        format!("nothing is up in {}; start it with `nstance-dev up{}`", layout.shown(), layout.dir_flag())
-    })?;
-    for (name, value) in stored::variables(port, "dev-cli") {
+    for (name, value) in admin::variables(layout).await? {
         println!("export {name}='{value}'");
     }
-    // As the admin tool names them: each of its flags has a variable.
-    println!("export NSTANCE_TEMP_DIR='{}'", layout.dir().display());
-    println!("export NSTANCE_IDENTITY_DIR='{}'", layout.identity().display());
-    println!("export NSTANCE_STORAGE='s3'");
-    println!("export NSTANCE_STORAGE_BUCKET='{}'", stored::BUCKET);
-    println!("export NSTANCE_SHARD='{}'", shape::shard(1));
-    // Where leaders are told to be: links with several servers, the one server otherwise.
-    let (mut servers, bucket) = (Vec::new(), stored::open(port)?);
-    for shard in records::shape(layout).shards() {
-        if let Some(there) = stored::read_config(&bucket, &shard).await? {
-            servers.push(format!("{shard}=127.0.0.1:{}", there.config.server.advertise.operator.port));
-        }
-    }
-    println!("export NSTANCE_SERVERS='{}'", servers.join(","));
     Ok(ExitCode::SUCCESS)
 }

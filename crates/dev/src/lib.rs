@@ -70,6 +70,8 @@ mod notice;
 
 mod refresh;
 
+mod admin;
+
 mod partition;
 
 mod bench;

@@ -9,7 +9,7 @@ use std::{
 
 use serde_json::Value;
 
-const ALLOWED: [(&str, &[&str]); 10] = [
+const ALLOWED: [(&str, &[&str]); 11] = [
     ("core", &[]),
     ("proto", &[]),
     ("config", &["core"]),
@@ -18,8 +18,9 @@ const ALLOWED: [(&str, &[&str]); 10] = [
     ("store", &["core", "rt"]),
     ("providers", &["core", "rt"]),
     ("agent", &["core", "identity", "proto", "rt"]),
+    ("admin", &["config", "core", "identity", "proto", "rt", "store"]),
     ("server", &["config", "core", "identity", "proto", "providers", "rt", "store"]),
-    ("dev", &["agent", "config", "core", "identity", "proto", "providers", "rt", "server", "store"]),
+    ("dev", &["admin", "agent", "config", "core", "identity", "proto", "providers", "rt", "server", "store"]),
 ];
 
 /// What `core` and `config` must build without, whatever a dependency drags in.

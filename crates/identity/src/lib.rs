@@ -35,5 +35,8 @@ pub mod renew;
 
 pub mod tls;
 
+#[cfg(feature = "link")]
+pub mod link;
+
 #[cfg(test)]
 mod testing;

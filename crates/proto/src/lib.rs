@@ -1,4 +1,4 @@
-//! Wire forms of Nstance, generated from `proto/`, and nothing else.
+//! Wire forms of Nstance, generated from `proto/`, and how the details of a status are read.
 //!
 //! Numbers and names, once released, keep their meaning for ever; `tests/baseline.rs` holds them against a checked-in
 //! list.
@@ -19,6 +19,8 @@ pub mod v1 {
 pub mod rpc {
     tonic::include_proto!("google.rpc");
 }
+
+pub mod refusal;
 
 /// The compiled descriptors, for reflection and for the baseline test.
 pub const DESCRIPTORS: &[u8] = include_bytes!(concat!(env!("OUT_DIR"), "/descriptors.bin"));

@@ -1,12 +1,10 @@
 //! The one place where refusals become gRPC statuses. Each carries a code, a text for people and a typed reason.
 
 use nstance_config::{Problem, problems::MAX_PRINTED};
-use nstance_proto::{rpc, v1};
+pub use nstance_proto::refusal::{problems_of, reason_of};
+use nstance_proto::{refusal::DOMAIN, rpc, v1};
 use prost::Message;
 use tonic::{Code, Status};
-
-/// The domain of every reason.
-pub const DOMAIN: &str = "nstance";
 
 /// A status travels in headers, and clients take no more than 16 KiB of those unless told otherwise. The text is there
 /// twice, escaped to three times its length once, and details grow by a third.
@@ -116,29 +114,6 @@ fn wire(problems: &[Problem]) -> v1::Problems {
         fits
     });
     v1::Problems { problems: fitting.collect() }
-}
-
-/// The problems of a refused request.
-pub fn problems_of(status: &Status) -> Vec<v1::Problem> {
-    let details = rpc::Status::decode(status.details()).unwrap_or_default().details;
-    details
-        .iter()
-        .filter(|any| any.type_url.ends_with("nstance.v1.Problems"))
-        .filter_map(|any| v1::Problems::decode(any.value.as_slice()).ok())
-        .flat_map(|problems| problems.problems)
-        .collect()
-}
-
-/// The typed reason of a status, if it carries one of ours.
-pub fn reason_of(status: &Status) -> Option<String> {
-    let details = rpc::Status::decode(status.details()).ok()?;
-    details
-        .details
-        .iter()
-        .filter(|any| any.type_url.ends_with("google.rpc.ErrorInfo"))
-        .filter_map(|any| rpc::ErrorInfo::decode(any.value.as_slice()).ok())
-        .find(|info| info.domain == DOMAIN)
-        .map(|info| info.reason)
 }
 
 #[cfg(test)]

@@ -1,14 +1,18 @@
-//! One connection: socket, TLS, HTTP/2.
+//! One connection to a server: socket, TLS, HTTP/2.
 //!
 //! The handshake is done here, before the HTTP/2 client sees the stream, for two reasons: a failure keeps its meaning
 //! (refused, silent, not trusted), and the client cannot dial again behind our back. When the connection is gone, it is
 //! gone, and the rules of reconnecting decide.
 
-use std::{io, net::SocketAddr, sync::Arc, sync::Mutex, time::Duration};
+use std::{
+    fmt, io,
+    net::{IpAddr, Ipv6Addr, SocketAddr},
+    sync::{Arc, Mutex},
+    time::Duration,
+};
 
 use async_trait::async_trait;
 use hyper_util::rt::TokioIo;
-use nstance_identity::tls::is_untrusted_server;
 use rustls::{ClientConfig, pki_types::ServerName};
 use tokio::{
     io::{AsyncRead, AsyncWrite},
@@ -19,7 +23,49 @@ use tokio_rustls::TlsConnector;
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
-use crate::settings::Address;
+use crate::tls::is_untrusted_server;
+
+/// Where a server listens: a host name or IP address, and a port.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+pub struct Address {
+    pub host: String,
+    pub port: u16,
+}
+
+impl Address {
+    /// `host:port`, or `[v6]:port`.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (host, port) = text.rsplit_once(':')?;
+        let port = port.parse().ok().filter(|port| *port != 0)?;
+        let host = match host.strip_prefix('[') {
+            Some(rest) => rest.strip_suffix(']').filter(|inner| inner.parse::<Ipv6Addr>().is_ok())?,
+            None => Some(host).filter(|host| !host.contains(':') && is_host(host))?,
+        };
+        Some(Self { host: host.to_owned(), port })
+    }
+}
+
+impl fmt::Display for Address {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        if self.host.contains(':') {
+            write!(f, "[{}]:{}", self.host, self.port)
+        } else {
+            write!(f, "{}:{}", self.host, self.port)
+        }
+    }
+}
+
+/// An IP address, or labels of letters, digits and `-`, joined by dots (RFC 1123).
+pub fn is_host(text: &str) -> bool {
+    let label = |label: &str| {
+        !label.is_empty()
+            && label.len() <= 63
+            && !label.starts_with('-')
+            && !label.ends_with('-')
+            && label.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'-')
+    };
+    text.parse::<IpAddr>().is_ok() || text.len() <= 253 && text.split('.').all(label)
+}
 
 /// A host that does not answer must not hold up the next one for long.
 const CONNECT_LIMIT: Duration = Duration::from_secs(2);

@@ -1,0 +1,195 @@
+//! Flags that many commands share, and what follows from them.
+
+use std::{
+    io::{self, IsTerminal as _, Write as _},
+    path::PathBuf,
+    time::Duration,
+};
+
+use clap::Args;
+use nstance_core::ports::clock::Clock as _;
+use nstance_rt::clock::SystemClock;
+
+use crate::{
+    exit::Exit,
+    failure::Failure,
+    output::{Format, Output},
+    shards::{Identity, Shards, Targets, identity::is_expired},
+};
+
+/// Of every command.
+#[derive(Debug, Clone, Args)]
+pub struct Root {
+    /// Where identities and defaults are kept [default: ./temp if it is a development environment, else the state directory]
+    #[arg(long, global = true, value_name = "DIR", help_heading = "Common")]
+    pub temp_dir: Option<PathBuf>,
+    /// Form of the result
+    #[arg(long, short = 'o', global = true, value_enum, default_value_t = Format::Table, help_heading = "Common")]
+    pub format: Format,
+    /// Show the whole chain of causes
+    #[arg(long, global = true, help_heading = "Common")]
+    pub debug: bool,
+    #[arg(long, global = true, help_heading = "Common", help = "No colours; also by NO_COLOR")]
+    pub no_color: bool,
+    /// No lines that redraw themselves
+    #[arg(long, global = true, help_heading = "Common")]
+    pub no_progress: bool,
+    /// Do not ask before something is taken away
+    #[arg(long, short = 'y', global = true, help_heading = "Common")]
+    pub yes: bool,
+}
+
+/// What a command has beside its own arguments.
+#[derive(Debug, Clone)]
+pub struct Context {
+    pub output: Output,
+    pub temp_dir: PathBuf,
+    pub debug: bool,
+    pub yes: bool,
+}
+
+impl Context {
+    pub fn new(root: &Root) -> Self {
+        Self {
+            output: Output::new(root.format, root.no_color, root.no_progress),
+            temp_dir: root.temp_dir.clone().unwrap_or_else(default_temp_dir),
+            debug: root.debug,
+            yes: root.yes,
+        }
+    }
+
+    pub fn identity_dir(&self) -> PathBuf {
+        self.temp_dir.join("cli-operator-identity")
+    }
+
+    /// Says what will happen, and goes on only if somebody wants it.
+    pub fn confirm(&self, what: &str) -> Result<(), Failure> {
+        self.output.note(what);
+        if self.yes {
+            return Ok(());
+        }
+        if !io::stdin().is_terminal() || !io::stderr().is_terminal() {
+            return Err(
+                Failure::usage("this takes something away and nobody can be asked").next("repeat it with --yes")
+            );
+        }
+        let _ = write!(io::stderr(), "Go on? [y/N] ");
+        let mut answer = String::new();
+        let read = io::stdin().read_line(&mut answer);
+        match (read, answer.trim().to_ascii_lowercase().as_str()) {
+            (Ok(_), "y" | "yes") => Ok(()),
+            _ => Err(Failure::new(Exit::Interrupted, "nothing was done")),
+        }
+    }
+}
+
+/// `./temp` of a development environment, else the user's state directory.
+pub(crate) fn default_temp_dir() -> PathBuf {
+    let here = PathBuf::from("temp");
+    if here.join("dev-s3").exists() {
+        return here;
+    }
+    let state = std::env::var_os("XDG_STATE_HOME").filter(|it| !it.is_empty()).map(PathBuf::from);
+    let home = || std::env::var_os("HOME").map(|home| PathBuf::from(home).join(".local/state"));
+    state.or_else(home).unwrap_or_default().join("nstance")
+}
+
+/// Of commands that speak with shards.
+#[derive(Debug, Clone, Args)]
+pub struct ShardArgs {
+    /// Operator port of each shard: shard=host:port,...; a shard may have several
+    #[arg(long, value_name = "SHARD=HOST:PORT", help_heading = "Shards")]
+    pub servers: Option<Targets>,
+    /// Only this shard; repeatable
+    #[arg(long, value_name = "SHARD", value_delimiter = ',', help_heading = "Shards", conflicts_with = "all_shards")]
+    pub shard: Vec<String>,
+    /// All shards of --servers
+    #[arg(long, help_heading = "Shards")]
+    pub all_shards: bool,
+    /// Directory with ca.crt, identity.key and identity.crt [default: cli-operator-identity below --temp-dir]
+    #[arg(long, value_name = "DIR", help_heading = "Shards")]
+    pub identity_dir: Option<PathBuf>,
+    /// How long each shard may take to answer [default: 30s; with --wait 15m]
+    #[arg(long, value_name = "DURATION", value_parser = duration, help_heading = "Shards")]
+    pub timeout: Option<Duration>,
+}
+
+const TIMEOUT: Duration = Duration::from_secs(30);
+
+/// With --wait.
+pub const PATIENCE: Duration = Duration::from_secs(15 * 60);
+
+impl ShardArgs {
+    /// The shards that --shard names, else all: for commands that only look.
+    pub async fn shards(&self, context: &Context) -> Result<Shards, Failure> {
+        let all = self.configured(context).await?;
+        if self.shard.is_empty() { Ok(all) } else { all.only(&self.shard).map_err(Failure::usage) }
+    }
+
+    /// The same for commands that change something: which shards must be said, unless there is but one.
+    pub async fn chosen(&self, context: &Context) -> Result<Shards, Failure> {
+        let shards = self.shards(context).await?;
+        if self.shard.is_empty() && !self.all_shards && 1 < shards.targets().len() {
+            let names: Vec<&str> = shards.targets().iter().map(|it| it.shard.as_str()).collect();
+            return Err(Failure::usage(format!("there are {} shards: {}", names.len(), names.join(", ")))
+                .next("say which: --shard NAME (repeatable) or --all-shards"));
+        }
+        Ok(shards)
+    }
+
+    /// How long to wait with --wait.
+    pub fn patience(&self) -> Duration {
+        self.timeout.unwrap_or(PATIENCE)
+    }
+
+    async fn configured(&self, context: &Context) -> Result<Shards, Failure> {
+        let Some(targets) = self.servers.clone() else {
+            return Err(Failure::usage("which servers? --servers is missing")
+                .next("--servers dev-1=HOST:8993, or NSTANCE_SERVERS, or `servers:` in admin.yaml below --temp-dir"));
+        };
+        let dir = self.identity_dir.clone().unwrap_or_else(|| context.identity_dir());
+        let identity = Identity::load(&dir)?;
+        if is_expired(&identity) {
+            let what = format!("the operator identity in {} expired at {}", dir.display(), identity.valid_until());
+            return Err(Failure::new(Exit::Denied, what).next("nstance-admin cluster register-operator"));
+        }
+        let shards = Shards::new(targets, identity, self.timeout.map_or(TIMEOUT, |it| it.min(TIMEOUT)));
+        if shards.identity().is_renewal_due(SystemClock.now()) {
+            renew(context, &shards).await;
+        }
+        Ok(shards)
+    }
+}
+
+/// By any shard that answers. A failure costs nothing yet: the old certificate is good for as long again as it takes to try.
+async fn renew(context: &Context, shards: &Shards) {
+    let mut last = None;
+    for target in shards.targets() {
+        let renewed = async {
+            let mut client = shards.connect(target).await?;
+            shards.identity().renew(&mut client).await
+        };
+        match tokio::time::timeout(Duration::from_secs(5), renewed).await {
+            Ok(Ok(())) => return,
+            Ok(Err(failure)) => last = Some(failure.lines(false).join("; ")),
+            Err(_) => last = Some(format!("{} did not answer within 5 s", target.shard)),
+        }
+    }
+    if let Some(why) = last {
+        context.output.note(&format!("note: the operator certificate could not be renewed: {why}"));
+    }
+}
+
+/// As in configs: `90s`, `15m`, `7d`.
+pub fn duration(text: &str) -> Result<Duration, String> {
+    nstance_config::duration::parse(text).map_err(|error| error.to_string())
+}
+
+/// `key=value`.
+pub fn pair(text: &str) -> Result<(String, String), String> {
+    let (key, value) = text.split_once('=').ok_or_else(|| format!("`{text}`: expected KEY=VALUE"))?;
+    if key.is_empty() {
+        return Err(format!("`{text}`: there is no key before the `=`"));
+    }
+    Ok((key.to_owned(), value.to_owned()))
+}

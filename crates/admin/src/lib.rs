@@ -1,0 +1,19 @@
+//! `nstance-admin`: the cluster through its bucket, the shards through the operators' service, and both over HTTP.
+//!
+//! A command reads its arguments, asks, and shows the answer; what it asks is in `shards` and `storage`, how it is shown in
+//! `output`, and the JSON that it shares with the HTTP API in `view`.
+
+pub mod exit;
+pub mod failure;
+
+pub mod args;
+mod defaults;
+
+pub mod shards;
+
+pub mod output;
+pub mod view;
+
+pub mod cmd;
+
+pub mod cli;

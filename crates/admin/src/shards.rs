@@ -1,0 +1,236 @@
+//! The shards of a cluster and what each of them answers.
+//!
+//! Shards are asked beside each other, each with its own deadline. An answer is never lost because another shard failed:
+//! whoever asks gets all answers and all errors.
+
+mod client;
+mod dial;
+pub mod identity;
+
+use std::{fmt, str::FromStr, sync::Arc, time::Duration};
+
+use futures::future::join_all;
+use nstance_identity::link::Address;
+use nstance_proto::{
+    refusal::{problems_of, reason_of},
+    v1::Problem,
+};
+use tonic::{Code, Status};
+
+pub use self::{
+    client::{Client, wire_duration},
+    identity::Identity,
+};
+
+/// One shard and where its leader may be.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Target {
+    pub shard: String,
+    /// Tried in this order; only a leader accepts.
+    pub addresses: Vec<Address>,
+}
+
+/// `shard=host:port[,shard=host:port...]`; a shard may stand there several times.
+#[derive(Debug, Clone, PartialEq, Eq, Default)]
+pub struct Targets(pub Vec<Target>);
+
+impl FromStr for Targets {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let mut targets: Vec<Target> = Vec::new();
+        for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+            let (shard, address) = part
+                .split_once('=')
+                .ok_or_else(|| format!("`{part}`: expected shard=host:port, as in dev-1=10.0.0.5:8993"))?;
+            let shard: nstance_core::ids::Shard = shard.trim().parse().map_err(|error| format!("`{part}`: {error}"))?;
+            let address = Address::parse(address.trim())
+                .ok_or_else(|| format!("`{part}`: expected host:port after the `=`, as in 10.0.0.5:8993"))?;
+            match targets.iter_mut().find(|it| it.shard == shard.as_str()) {
+                Some(target) => target.addresses.push(address),
+                None => targets.push(Target { shard: shard.as_str().to_owned(), addresses: vec![address] }),
+            }
+        }
+        if targets.is_empty() {
+            return Err("expected shard=host:port, as in dev-1=10.0.0.5:8993".to_owned());
+        }
+        Ok(Self(targets))
+    }
+}
+
+impl fmt::Display for Targets {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let pairs = self.0.iter().flat_map(|it| it.addresses.iter().map(|address| format!("{}={address}", it.shard)));
+        f.write_str(&pairs.collect::<Vec<_>>().join(","))
+    }
+}
+
+/// Why a shard gave no answer, or said no.
+#[derive(Debug, Clone, PartialEq, thiserror::Error)]
+#[error("{shard}: {message}")]
+pub struct ShardError {
+    pub shard: String,
+    pub code: Code,
+    /// The server's typed reason; ours if no server was reached. May be empty.
+    pub reason: String,
+    pub message: String,
+    /// Everything that is wrong with a bad input.
+    pub problems: Vec<Problem>,
+}
+
+impl ShardError {
+    pub fn new(shard: &str, code: Code, message: impl Into<String>) -> Self {
+        Self { shard: shard.to_owned(), code, reason: String::new(), message: message.into(), problems: Vec::new() }
+    }
+
+    #[must_use]
+    pub fn with_reason(mut self, reason: &str) -> Self {
+        reason.clone_into(&mut self.reason);
+        self
+    }
+
+    pub fn of(shard: &str, status: &Status) -> Self {
+        Self {
+            shard: shard.to_owned(),
+            code: status.code(),
+            reason: reason_of(status).unwrap_or_default(),
+            message: status.message().to_owned(),
+            problems: problems_of(status),
+        }
+    }
+
+    /// What to do about it, if there is one thing to do.
+    pub fn next(&self) -> Option<String> {
+        let text = match self.code {
+            Code::Unauthenticated => "nstance-admin cluster register-operator, which makes a new identity",
+            Code::PermissionDenied => "use an operator's identity: --identity-dir",
+            Code::Unavailable => "nstance-admin check --only shards",
+            Code::DeadlineExceeded => "a longer --timeout, or nstance-admin check --only shards",
+            _ => return None,
+        };
+        Some(text.to_owned())
+    }
+}
+
+/// What all shards said, in the order in which they are configured.
+#[derive(Debug)]
+pub struct Answers<T> {
+    pub ok: Vec<(String, T)>,
+    pub errors: Vec<ShardError>,
+}
+
+/// The chosen shards, and how they are reached.
+#[derive(Clone)]
+pub struct Shards {
+    targets: Vec<Target>,
+    identity: Arc<Identity>,
+    timeout: Duration,
+}
+
+impl Shards {
+    pub fn new(targets: Targets, identity: Identity, timeout: Duration) -> Self {
+        Self { targets: targets.0, identity: Arc::new(identity), timeout }
+    }
+
+    pub fn targets(&self) -> &[Target] {
+        &self.targets
+    }
+
+    pub fn timeout(&self) -> Duration {
+        self.timeout
+    }
+
+    pub fn identity(&self) -> &Identity {
+        &self.identity
+    }
+
+    /// Only these. A name that is not configured is an error of the command line.
+    pub fn only(&self, names: &[String]) -> Result<Self, String> {
+        let known: Vec<&str> = self.targets.iter().map(|it| it.shard.as_str()).collect();
+        for name in names {
+            if !known.contains(&name.as_str()) {
+                return Err(format!("shard {name} is not in --servers, which has {}", known.join(", ")));
+            }
+        }
+        let targets = self.targets.iter().filter(|it| names.contains(&it.shard)).cloned().collect();
+        Ok(Self { targets, identity: self.identity.clone(), timeout: self.timeout })
+    }
+
+    /// Opens a connection to one shard's leader.
+    pub async fn connect(&self, target: &Target) -> Result<Client, ShardError> {
+        dial::connect(target, &self.identity).await
+    }
+
+    /// Asks all shards the same, beside each other. Each has the whole timeout, connecting included.
+    pub async fn each<T, F>(&self, ask: impl Fn(Client) -> F) -> Answers<T>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
+        let ask = &ask;
+        let asked = join_all(self.targets.iter().map(|target| async move {
+            let answer = async {
+                let client = self.connect(target).await?;
+                ask(client).await.map_err(|status| ShardError::of(&target.shard, &status))
+            };
+            let late = |_| {
+                let message = format!("no answer within {} s", self.timeout.as_secs_f64());
+                ShardError::new(&target.shard, Code::DeadlineExceeded, message)
+            };
+            let answer = tokio::time::timeout(self.timeout, answer).await.map_err(late).flatten();
+            (target.shard.clone(), answer)
+        }))
+        .await;
+        let mut answers = Answers { ok: Vec::new(), errors: Vec::new() };
+        for (shard, answer) in asked {
+            match answer {
+                Ok(answer) => answers.ok.push((shard, answer)),
+                Err(error) => answers.errors.push(error),
+            }
+        }
+        answers
+    }
+
+    /// Asks all shards for an object that only one of them has, and says which. "Not found" is said only if every shard
+    /// was asked and has it not.
+    pub async fn find<T, F>(&self, what: &str, ask: impl Fn(Client) -> F) -> Result<(String, T), Vec<ShardError>>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
+        let answers = self.each(ask).await;
+        if let Some(found) = answers.ok.into_iter().next() {
+            return Ok(found);
+        }
+        let (absent, failed): (Vec<_>, Vec<_>) =
+            answers.errors.into_iter().partition(|error| error.code == Code::NotFound);
+        if failed.is_empty() {
+            let asked: Vec<&str> = absent.iter().map(|it| it.shard.as_str()).collect();
+            let message = format!("there is no {what}");
+            return Err(vec![ShardError::new(&asked.join(", "), Code::NotFound, message)]);
+        }
+        Err(failed)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn servers_are_parsed_and_shown_alike() {
+        let text = "dev-1=127.0.0.1:8993,dev-2=[::1]:9003,dev-1=leader.example.com:8993";
+        let targets: Targets = text.parse().unwrap();
+        assert_eq!(targets.0.len(), 2);
+        assert_eq!(targets.0[0].addresses.len(), 2);
+        assert_eq!(targets.to_string(), "dev-1=127.0.0.1:8993,dev-1=leader.example.com:8993,dev-2=[::1]:9003");
+    }
+
+    #[test]
+    fn wrong_servers_are_told_with_their_part() {
+        for (text, part) in
+            [("", "shard=host:port"), ("dev-1", "`dev-1`"), ("a=b:0", "`a=b:0`"), ("A b=c:1", "`A b=c:1`")]
+        {
+            let error = text.parse::<Targets>().unwrap_err();
+            assert!(error.contains(part), "{text}: {error}");
+        }
+    }
+}
