@@ -6,7 +6,7 @@ use clap::{CommandFactory as _, FromArgMatches as _, Parser, error::ErrorKind};
 
 use crate::{
     args::{self, Context, Root},
-    cmd::Command,
+    cmd::{Command, with_candidates},
     defaults,
     exit::Exit,
     failure::Failure,
@@ -28,6 +28,8 @@ pub fn main() -> ExitCode {
     nstance_rt::pipe::end_quietly_when_closed();
     // Whoever links another provider beside ours must not decide by accident.
     let _ = rustls::crypto::ring::default_provider().install_default();
+    // A shell that asks what may come next is answered here, and nothing else happens.
+    clap_complete::CompleteEnv::with_factory(|| with_candidates(command())).complete();
     run(std::env::args_os().collect()).into()
 }
 

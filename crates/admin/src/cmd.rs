@@ -2,20 +2,41 @@
 
 pub mod shards;
 
+mod completion;
+
+mod env;
+
+mod man;
+
+mod version;
+
 use clap::{ArgMatches, Subcommand};
 
+pub(crate) use self::completion::with_candidates;
 use crate::{args::Context, exit::Exit, failure::Failure};
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
     /// Show every shard: whether it answers, who leads it, since which epoch, and what it has
     Shards(shards::ShardsArgs),
+    /// Print the script that teaches a shell to complete commands, groups and instances
+    Completion(completion::CompletionArgs),
+    /// Print or write the manual pages
+    Man(man::ManArgs),
+    /// Show the value of every flag and where it came from
+    Env(env::EnvArgs),
+    /// Show our version and those of the servers
+    Version(version::VersionArgs),
 }
 
 impl Command {
-    pub(crate) async fn run(self, context: &Context, _matches: &ArgMatches) -> Result<Exit, Failure> {
+    pub(crate) async fn run(self, context: &Context, matches: &ArgMatches) -> Result<Exit, Failure> {
         match self {
             Self::Shards(args) => shards::run(context, args).await,
+            Self::Completion(args) => completion::run(&args),
+            Self::Man(args) => man::run(&args),
+            Self::Env(_) => Ok(env::run(context, matches)),
+            Self::Version(args) => version::run(context, args).await,
         }
     }
 }
