@@ -39,9 +39,11 @@ nstance-agent:
 	mkdir -p bin && cp target/agent/$@ bin/
 
 # What a VM carries: one file without libraries, and how large it is. Needs musl-gcc.
+# Relative relocations are packed: 2 kB instead of 170 kB, and it stays position independent.
 AGENT_TARGET ?= x86_64-unknown-linux-musl
 nstance-agent-static:
 	rustup target add $(AGENT_TARGET)
-	$(CARGO) build --locked --profile agent --target $(AGENT_TARGET) -p nstance-agent
+	$(CARGO) rustc --locked --profile agent --target $(AGENT_TARGET) -p nstance-agent --bin nstance-agent -- \
+		-C link-arg=-Wl,-z,pack-relative-relocs
 	mkdir -p bin && cp target/$(AGENT_TARGET)/agent/nstance-agent bin/nstance-agent-$(AGENT_TARGET)
 	wc -c bin/nstance-agent-$(AGENT_TARGET)

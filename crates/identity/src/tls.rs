@@ -34,7 +34,10 @@ use rustls::{
     version::TLS13,
 };
 
+use self::provider::provider;
 use crate::{ca::Bundle, keys::KeyPair, peer, pem};
+
+mod provider;
 
 /// HTTP/2 is all that is spoken on these ports.
 const ALPN: &[u8] = b"h2";
@@ -47,10 +50,6 @@ pub enum TlsError {
     Mismatch,
     #[error("TLS settings were not accepted")]
     Rejected(#[source] Error),
-}
-
-fn provider() -> Arc<CryptoProvider> {
-    Arc::new(ring::default_provider())
 }
 
 /// Our clock, in the words of rustls.

@@ -235,3 +235,29 @@ fn certificate_and_key_must_belong_together() {
     let config = client_config(ours.ca.bundle(), Some((chain.as_bytes(), &theirs.key)), clock());
     assert!(matches!(config, Err(TlsError::Mismatch)));
 }
+
+#[test]
+fn nothing_but_the_algorithms_of_our_own_certificates_is_offered() {
+    let fixture = Fixture::new();
+    let config = client(&fixture, None);
+    let provider = config.crypto_provider();
+    assert_eq!(provider.signature_verification_algorithms.supported_schemes(), [SignatureScheme::ED25519]);
+    let groups: Vec<_> = provider.kx_groups.iter().map(|group| group.name()).collect();
+    assert_eq!(groups, [rustls::NamedGroup::X25519]);
+    assert!(provider.cipher_suites.iter().all(|suite| suite.tls13().is_some()));
+    assert_eq!(provider.cipher_suites.len(), 3);
+}
+
+#[test]
+fn keys_other_than_ed25519_are_not_loaded() {
+    use ::ring::{rand::SystemRandom, signature};
+    use rustls::pki_types::{PrivatePkcs8KeyDer, PrivateSec1KeyDer};
+    let loader = provider().key_provider;
+    let ours = KeyPair::generate(&crate::testing::Dice::new(1));
+    assert!(loader.load_private_key(ours.to_rustls().into()).is_ok());
+    let algorithm = &signature::ECDSA_P256_SHA256_ASN1_SIGNING;
+    let curve = signature::EcdsaKeyPair::generate_pkcs8(algorithm, &SystemRandom::new()).unwrap();
+    let curve = curve.as_ref().to_vec();
+    assert!(loader.load_private_key(PrivatePkcs8KeyDer::from(curve.clone()).into()).is_err());
+    assert!(loader.load_private_key(PrivateSec1KeyDer::from(curve).into()).is_err());
+}
