@@ -19,6 +19,7 @@
 
 mod agent;
 mod balancers;
+mod create;
 mod dir;
 mod end;
 mod network;
@@ -56,8 +57,7 @@ use nstance_core::{
 use nstance_rt::tasks::Tasks;
 
 use self::{
-    agent::Started,
-    dir::{Lock, LockOutcome, Published, VmDir},
+    dir::{Lock, LockOutcome, VmDir},
     vm_file::{Read, Whose},
 };
 pub use self::{
@@ -309,59 +309,6 @@ impl Inner {
         Ok(found.iter().filter(|(_, read)| stands(read)).count().try_into().unwrap_or(u64::MAX))
     }
 
-    /// Makes the directory, unless it exists or its subnet is full.
-    fn place(&self, permit: &Permit, dir: &VmDir, spec: &VmSpec) -> Result<(Published, VmFile), ProviderError> {
-        let now = self.clock.now();
-        let file = VmFile {
-            state: VmState::Starting,
-            process: None,
-            tags: vm_file::tag_words(&spec.tags),
-            epoch: permit.epoch().0,
-            subnet: spec.subnet.clone(),
-            instance_type: spec.instance_type.clone(),
-            created_at: now.to_string(),
-            boots_at: now.plus(self.options.boot_delay).to_string(),
-            registration_addr: spec.bootstrap.registration_addr.clone(),
-            agent_addr: spec.bootstrap.agent_addr.clone(),
-            metrics_interval: crate::duration::text(self.options.metrics_interval),
-        };
-        let failed = |error: io::Error| io_error("create", &error);
-        let limit = self.options.subnet_capacity.get(&spec.subnet).copied();
-        let _placing = limit.is_some().then(|| held(&self.placing));
-        if let Some(limit) = limit
-            && !dir.path.exists()
-            && limit <= self.n_in_subnet(&spec.subnet).map_err(failed)?
-        {
-            let message = format!("subnet {} has no room: all of its {limit} places are taken", spec.subnet);
-            return Err(ProviderError::new("create", ErrorClass::Capacity, message));
-        }
-        Ok((dir.publish(&file, &spec.bootstrap).map_err(failed)?, file))
-    }
-
-    /// Starts the agent and records it. The caller knows that none runs.
-    fn boot(&self, lock: &Lock, dir: &VmDir, file: &mut VmFile) -> io::Result<()> {
-        let Started { process, mut child } =
-            agent::start(&self.options.agent_binary, dir, file, &self.options.owner, self.options.metrics_interval)?;
-        file.state = VmState::Running;
-        file.process = Some(process);
-        let recorded = dir.write(lock, file);
-        if recorded.is_err() {
-            // An agent that nobody can find by its directory must not be.
-            let _ = child.start_kill();
-        }
-        let instance = dir.instance;
-        // Reaped by us while we live, by whoever inherits it afterwards; a zombie counts as dead either way.
-        self.tasks.spawn_droppable("process: reap", async move {
-            match child.wait().await {
-                Ok(status) => tracing::debug!(%instance, %status, "agent process ended"),
-                Err(error) => tracing::warn!(%instance, %error, "agent process not waited for"),
-            }
-        });
-        recorded?;
-        self.show_node(dir.instance);
-        Ok(())
-    }
-
     fn show_node(&self, instance: InstanceId) {
         let Some(node_dir) = &self.options.node_dir else { return };
         if let Err(error) = node::write(node_dir, instance, &k8s_id(instance), self.clock.now()) {
@@ -374,135 +321,6 @@ impl Inner {
         if let Err(error) = node::remove(node_dir, instance) {
             tracing::warn!(%instance, %error, "node not hidden");
         }
-    }
-
-    /// Goes on where somebody stopped: an agent that runs unrecorded is recorded, one that was never started is started.
-    async fn resume(&self, lock: &Lock, dir: &VmDir, file: &mut VmFile) -> io::Result<()> {
-        match self.unrecorded(dir.instance).await? {
-            Some(process) => {
-                file.state = VmState::Running;
-                file.process = Some(process);
-                dir.write(lock, file)?;
-                self.show_node(dir.instance);
-                Ok(())
-            }
-            None => self.boot(lock, dir, file),
-        }
-    }
-
-    /// Boots a VM whose creator stopped before its agent ran, or that is due by now.
-    async fn boot_later(self: Arc<Self>, instance: InstanceId, delay: Duration) {
-        tokio::time::sleep(delay).await;
-        let dir = self.dir(instance);
-        let Ok(LockOutcome::Locked(lock)) = dir.lock().await else { return };
-        let Read::File(mut file) = dir.read() else { return };
-        if file.state != VmState::Starting || file.whose(&self.options.owner) != Whose::Ours {
-            return;
-        }
-        if let Err(error) = self.resume(&lock, &dir, &mut file).await {
-            tracing::warn!(%instance, %error, "agent not started, the VM is stopped");
-            file.state = VmState::Stopped;
-            let _ = dir.write(&lock, &file);
-        }
-    }
-
-    async fn create(self: &Arc<Self>, permit: Permit, spec: &VmSpec) -> Result<Vm, ProviderError> {
-        let refuse = |message: String| Err(ProviderError::new("create", ErrorClass::Invalid, message));
-        if let Some(key) = spec.args.keys().next() {
-            return refuse(format!("the process provider takes no args, and `{key}` is one; remove it"));
-        }
-        if spec.tags.instance != spec.instance {
-            return refuse(format!("the tags name {}, the request {}", spec.tags.instance, spec.instance));
-        }
-        if (&spec.tags.cluster, &spec.tags.shard) != (&self.options.owner.cluster, &self.options.owner.shard) {
-            return refuse(format!("the tags are not those of {}", self.owner_text));
-        }
-        if !self.options.create_delay.is_zero() {
-            tokio::time::sleep(self.options.create_delay).await;
-        }
-        // Starting a process waits until the child has been scheduled, which on a busy machine takes a while. Once begun
-        // it runs to its end even if the caller goes away, so a create is never cancelled half-way.
-        let (inner, asked) = (self.clone(), spec.clone());
-        let fresh = tokio::task::spawn_blocking(move || inner.create_now(&permit, &asked)).await;
-        let ended =
-            |join: tokio::task::JoinError| ProviderError::new("create", ErrorClass::Ambiguous, join.to_string());
-        match fresh.unwrap_or_else(|join| Err(ended(join)))? {
-            Some(vm) => Ok(vm),
-            None => self.create_again(&self.dir(spec.instance)).await,
-        }
-    }
-
-    /// Makes the VM, unless its directory exists. Blocking.
-    fn create_now(self: &Arc<Self>, permit: &Permit, spec: &VmSpec) -> Result<Option<Vm>, ProviderError> {
-        let dir = self.dir(spec.instance);
-        match self.place(permit, &dir, spec)? {
-            (Published::New(lock), mut file) if self.options.boot_delay.is_zero() => {
-                match self.boot(&lock, &dir, &mut file) {
-                    Ok(()) => Ok(Some(Self::view(spec.instance, &file, Seen::Running))),
-                    Err(error) => {
-                        let _ = dir.remove(lock);
-                        Err(self.not_started(&error))
-                    }
-                }
-            }
-            (Published::New(_), file) => {
-                let (inner, delay) = (self.clone(), self.options.boot_delay);
-                self.tasks.spawn_droppable("process: boot", inner.boot_later(spec.instance, delay));
-                Ok(Some(Self::view(spec.instance, &file, Seen::Pending)))
-            }
-            (Published::Exists, _) => Ok(None),
-        }
-    }
-
-    /// The directory is there already: the same VM, made earlier or just now by somebody else.
-    async fn create_again(self: &Arc<Self>, dir: &VmDir) -> Result<Vm, ProviderError> {
-        let failed = |error: &io::Error| io_error("create", error);
-        let gone = || {
-            let message = format!("instance {} existed and is gone", dir.instance);
-            ProviderError {
-                code: Some("gone".to_owned()),
-                ..ProviderError::new("create", ErrorClass::NotFound, message)
-            }
-        };
-        let mut lock = None;
-        loop {
-            let mut file = match dir.read() {
-                Read::File(file) => file,
-                Read::NoDirectory => return Err(gone()),
-                // Something of that name is there, and what it is cannot be told.
-                Read::Unreadable(error) => {
-                    return Err(ProviderError::new("create", ErrorClass::Ambiguous, error.to_string()));
-                }
-            };
-            if file.whose(&self.options.owner) != Whose::Ours {
-                let message = format!("instance {} exists and is another shard's", dir.instance);
-                return Err(ProviderError::new("create", ErrorClass::Invalid, message));
-            }
-            match (Self::seen(&file).map_err(|error| failed(&error))?, &lock) {
-                (Seen::Gone | Seen::Deleting, _) => return Err(gone()),
-                (Seen::Pending, None) if file.is_due(self.clock.now()) => {
-                    // Whoever is starting it holds the lock; we look again when we have it.
-                    lock = Some(locked("create", dir).await?.ok_or_else(gone)?);
-                }
-                (Seen::Pending, Some(lock)) => {
-                    self.resume(lock, dir, &mut file).await.map_err(|error| self.not_started(&error))?;
-                    return Ok(Self::view(dir.instance, &file, Seen::Running));
-                }
-                (seen, _) => return Ok(Self::view(dir.instance, &file, seen)),
-            }
-        }
-    }
-
-    fn not_started(&self, error: &io::Error) -> ProviderError {
-        let message = format!("start {}: {error}", self.options.agent_binary.display());
-        let class = match error.kind() {
-            io::ErrorKind::NotFound | io::ErrorKind::PermissionDenied | io::ErrorKind::InvalidInput => {
-                ErrorClass::Invalid
-            }
-            io::ErrorKind::WouldBlock | io::ErrorKind::OutOfMemory | io::ErrorKind::StorageFull => ErrorClass::Capacity,
-            _ => ErrorClass::Unavailable,
-        };
-        ProviderError::new("create", class, message)
     }
 
     /// Blocking: reads every directory.

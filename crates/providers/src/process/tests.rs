@@ -17,7 +17,7 @@ use nstance_core::{
 use nstance_rt::clock::{SystemClock, TokioClock};
 use tempfile::TempDir;
 
-use super::*;
+use super::{dir::Published, *};
 
 pub(super) const OBEDIENT: &str = "#!/bin/sh\nexec sleep 600\n";
 pub(super) const DEAF: &str = "#!/bin/sh\ntrap '' TERM\ntouch deaf\nwhile :; do sleep 600 & wait $!; done\n";
