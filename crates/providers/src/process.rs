@@ -27,6 +27,7 @@ mod node;
 mod options;
 pub mod power;
 mod proc;
+mod starter;
 mod vm_file;
 
 #[cfg(test)]
@@ -58,6 +59,7 @@ use nstance_rt::tasks::Tasks;
 
 use self::{
     dir::{Lock, LockOutcome, VmDir},
+    starter::Starter,
     vm_file::{Read, Whose},
 };
 pub use self::{
@@ -80,6 +82,7 @@ struct Inner {
     owner_text: String,
     clock: Arc<dyn Clock>,
     tasks: Tasks,
+    starter: Starter,
     /// Held from counting a subnet's VMs until the new one is visible.
     placing: Mutex<()>,
     /// How long an agent may take to say goodbye.
@@ -101,7 +104,8 @@ impl ProcessProvider {
         }
         let owner_text = agent::owner_text(&options.owner);
         let (placing, ending) = (Mutex::default(), Mutex::default());
-        let inner = Inner { options, owner_text, clock, tasks, placing, grace: GRACE, ending };
+        let starter = Starter::default();
+        let inner = Inner { options, owner_text, clock, tasks, starter, placing, grace: GRACE, ending };
         Self { inner: Arc::new(inner), machine: None }
     }
 

@@ -77,17 +77,22 @@ impl Inner {
     }
 
     /// Goes on where somebody stopped: an agent that runs unrecorded is recorded, one that was never started is started.
-    async fn resume(&self, lock: &Lock, dir: &VmDir, file: &mut VmFile) -> io::Result<()> {
-        match self.unrecorded(dir.instance).await? {
+    async fn resume(self: &Arc<Self>, lock: &Arc<Lock>, dir: &VmDir, file: &mut VmFile) -> Result<(), ProviderError> {
+        let failed = |error: io::Error| self.not_started(&error);
+        match self.unrecorded(dir.instance).await.map_err(failed)? {
             Some(process) => {
                 file.state = VmState::Running;
                 file.process = Some(process);
-                dir.write(lock, file)?;
+                dir.write(lock, file).map_err(failed)?;
                 self.show_node(dir.instance);
-                Ok(())
             }
-            None => self.boot(lock, dir, file),
+            None => {
+                let (inner, lock, dir, mut booted) = (self.clone(), lock.clone(), dir.clone(), file.clone());
+                let boot = move || inner.boot(&lock, &dir, &mut booted).map(|()| booted);
+                *file = self.starter.run(boot).await?.map_err(failed)?;
+            }
         }
+        Ok(())
     }
 
     /// Boots a VM whose creator stopped before its agent ran, or that is due by now.
@@ -95,11 +100,15 @@ impl Inner {
         tokio::time::sleep(delay).await;
         let dir = self.dir(instance);
         let Ok(LockOutcome::Locked(lock)) = dir.lock().await else { return };
+        let lock = Arc::new(lock);
         let Read::File(mut file) = dir.read() else { return };
         if file.state != VmState::Starting || file.whose(&self.options.owner) != Whose::Ours {
             return;
         }
         if let Err(error) = self.resume(&lock, &dir, &mut file).await {
+            if error.class == ErrorClass::Throttled {
+                return; // it stays due, and the next listing tries again
+            }
             tracing::warn!(%instance, %error, "agent not started, the VM is stopped");
             file.state = VmState::Stopped;
             let _ = dir.write(&lock, &file);
@@ -120,13 +129,9 @@ impl Inner {
         if !self.options.create_delay.is_zero() {
             tokio::time::sleep(self.options.create_delay).await;
         }
-        // Starting a process waits until the child has been scheduled, which on a busy machine takes a while. Once begun
-        // it runs to its end even if the caller goes away, so a create is never cancelled half-way.
         let (inner, asked) = (self.clone(), spec.clone());
-        let fresh = tokio::task::spawn_blocking(move || inner.create_now(&permit, &asked)).await;
-        let ended =
-            |join: tokio::task::JoinError| ProviderError::new("create", ErrorClass::Ambiguous, join.to_string());
-        match fresh.unwrap_or_else(|join| Err(ended(join)))? {
+        let fresh = self.starter.run(move || inner.create_now(&permit, &asked)).await;
+        match fresh?? {
             Some(vm) => Ok(vm),
             None => self.create_again(&self.dir(spec.instance)).await,
         }
@@ -182,10 +187,10 @@ impl Inner {
                 (Seen::Gone | Seen::Deleting, _) => return Err(gone()),
                 (Seen::Pending, None) if file.is_due(self.clock.now()) => {
                     // Whoever is starting it holds the lock; we look again when we have it.
-                    lock = Some(locked("create", dir).await?.ok_or_else(gone)?);
+                    lock = Some(Arc::new(locked("create", dir).await?.ok_or_else(gone)?));
                 }
                 (Seen::Pending, Some(lock)) => {
-                    self.resume(lock, dir, &mut file).await.map_err(|error| self.not_started(&error))?;
+                    self.resume(lock, dir, &mut file).await?;
                     return Ok(Self::view(dir.instance, &file, Seen::Running));
                 }
                 (seen, _) => return Ok(Self::view(dir.instance, &file, seen)),

@@ -476,6 +476,17 @@ async fn a_full_subnet_is_out_of_capacity_until_a_vm_is_gone() {
     provider.create(permit(), &spec("dev-1", 3)).await.unwrap();
 }
 
+/// Keeps the paused clock from running ahead while `future` waits for the starting thread, of which the clock knows
+/// nothing: it stands while a blocking task runs.
+async fn standing_still<T>(future: impl Future<Output = T>) -> T {
+    let (over, wait) = std::sync::mpsc::channel::<()>();
+    let stands = tokio::task::spawn_blocking(move || wait.recv());
+    let answer = future.await;
+    drop(over);
+    let _ = stands.await;
+    answer
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_vm_boots_after_its_delay_and_is_pending_until_then() {
     let bench = Bench::new(OBEDIENT);
@@ -483,13 +494,15 @@ async fn a_vm_boots_after_its_delay_and_is_pending_until_then() {
     options.boot_delay = Duration::from_secs(3600);
     let clock = Arc::new(TokioClock::starting_at(Timestamp::from_millis(1_700_000_000_000)));
     let provider = ProcessProvider::new(options, clock, bench.tasks.clone());
-    let vm = provider.create(permit(), &spec("dev-1", 1)).await.unwrap();
+    let vm = standing_still(provider.create(permit(), &spec("dev-1", 1))).await.unwrap();
     assert_eq!(vm.seen, Seen::Pending);
     tokio::time::sleep(Duration::from_secs(3590)).await;
-    assert_eq!(provider.create(permit(), &spec("dev-1", 1)).await.unwrap().seen, Seen::Pending);
+    let again = standing_still(provider.create(permit(), &spec("dev-1", 1))).await.unwrap();
+    assert_eq!(again.seen, Seen::Pending);
     provider.list().await.unwrap();
     assert!(bench.agents().is_empty(), "neither a repeat nor a listing boots it early");
     tokio::time::sleep(Duration::from_secs(10)).await;
+    tokio::time::resume();
     eventually("booted", async || seen(&provider, 1).await == Some(Seen::Running)).await;
     assert_eq!(bench.agents().len(), 1);
 }

@@ -1,0 +1,161 @@
+//! The one thread that starts agents.
+//!
+//! Starting a process holds its caller until the child runs its own program, and no process is busier than one that
+//! just began. Fifty of them started side by side, as equals of the server, take the processors away from it while it
+//! still has to ask for the other forty-nine. No real cloud does that: its machines run elsewhere. So here they begin
+//! one after the other, and rank below whoever asked for them all their lives: on Linux a priority belongs to a thread,
+//! and children inherit that of the thread which started them.
+
+use std::{
+    io,
+    sync::{
+        Mutex,
+        mpsc::{SyncSender, TrySendError, sync_channel},
+    },
+    thread,
+};
+
+use nstance_core::ports::provider::{ErrorClass, ProviderError};
+use tokio::{runtime::Handle, sync::oneshot};
+
+use super::held;
+
+/// How far below its server an agent ranks. Not far: on a machine that is busy with other things agents still get a
+/// third of an equal's share, so that nobody takes them for dead.
+const BELOW: i32 = 5;
+
+/// As many as a config may allow to be under way at once.
+const MAX_WAITING: usize = 1000;
+
+type Start = Box<dyn FnOnce() + Send>;
+
+/// The way to the thread, which begins with the first start and ends with the last owner of this.
+#[derive(Default)]
+pub(super) struct Starter(Mutex<Option<SyncSender<Start>>>);
+
+impl Starter {
+    /// Runs `start` in our runtime when those before it are done. Once accepted it runs even if the caller goes away,
+    /// so nothing is ever left half-started by a caller that was cancelled.
+    pub(super) async fn run<T: Send + 'static>(
+        &self,
+        start: impl FnOnce() -> T + Send + 'static,
+    ) -> Result<T, ProviderError> {
+        let failed = |class, message: String| ProviderError::new("create", class, message);
+        let (done, answer) = oneshot::channel();
+        let start: Start = Box::new(move || {
+            let _ = done.send(start());
+        });
+        let queue = self
+            .queue()
+            .map_err(|error| failed(ErrorClass::Capacity, format!("start the thread that starts agents: {error}")))?;
+        queue.try_send(start).map_err(|error| match error {
+            TrySendError::Full(_) => failed(ErrorClass::Throttled, format!("{MAX_WAITING} starts wait already")),
+            TrySendError::Disconnected(_) => self.ended(ErrorClass::Unavailable),
+        })?;
+        // Whether the start had begun is not known then.
+        answer.await.map_err(|_| self.ended(ErrorClass::Ambiguous))
+    }
+
+    fn queue(&self) -> io::Result<SyncSender<Start>> {
+        let mut queue = held(&self.0);
+        match &*queue {
+            Some(queue) => Ok(queue.clone()),
+            None => Ok(queue.insert(begin(Handle::current())?).clone()),
+        }
+    }
+
+    /// A start panicked and took the thread along; the next one gets a new thread.
+    fn ended(&self, class: ErrorClass) -> ProviderError {
+        *held(&self.0) = None;
+        ProviderError::new("create", class, "the thread that starts agents has ended")
+    }
+}
+
+fn begin(runtime: Handle) -> io::Result<SyncSender<Start>> {
+    let (queue, starts) = sync_channel::<Start>(MAX_WAITING);
+    thread::Builder::new().name("vm-starter".to_owned()).spawn(move || {
+        let _inside = runtime.enter();
+        // Where it may not be changed, agents start all the same.
+        if let Err(error) = rustix::process::nice(BELOW) {
+            tracing::debug!(%error, "agents rank like the server");
+        }
+        for start in starts {
+            start();
+        }
+    })?;
+    Ok(queue)
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::{Arc, mpsc};
+
+    use futures::future::join_all;
+
+    use super::*;
+
+    fn rank() -> i32 {
+        rustix::process::getpriority_process(None).unwrap()
+    }
+
+    #[tokio::test]
+    async fn starts_rank_below_their_server_and_leave_its_own_rank_alone() {
+        let before = rank();
+        let starter = Starter::default();
+        assert_eq!(starter.run(rank).await.unwrap(), (before + BELOW).min(19));
+        assert_eq!(rank(), before);
+    }
+
+    #[tokio::test]
+    async fn a_start_that_takes_long_holds_back_the_next_start_and_nobody_else() {
+        let starter = Arc::new(Starter::default());
+        let (let_go, wait) = mpsc::channel::<()>();
+        let (log, seen) = mpsc::channel();
+        let slow = {
+            let log = log.clone();
+            starter.run(move || {
+                wait.recv().unwrap();
+                log.send("slow").unwrap();
+            })
+        };
+        let next = starter.run(move || log.send("next").unwrap());
+        // This runtime has one thread: that it gets here at all shows that it is not the one which waits.
+        let release = async {
+            assert!(seen.try_recv().is_err());
+            let_go.send(()).unwrap();
+        };
+        let (slow, next, ()) = tokio::join!(slow, next, release);
+        slow.and(next).unwrap();
+        assert_eq!(seen.into_iter().collect::<Vec<_>>(), ["slow", "next"]);
+    }
+
+    #[tokio::test]
+    async fn a_start_whose_caller_went_away_still_runs_to_its_end() {
+        let starter = Starter::default();
+        let (log, seen) = mpsc::channel();
+        let mut gone = Box::pin(starter.run(move || log.send(()).unwrap()));
+        assert!(futures::poll!(&mut gone).is_pending());
+        drop(gone);
+        starter.run(|| ()).await.unwrap();
+        assert_eq!(seen.try_recv(), Ok(()));
+    }
+
+    #[tokio::test]
+    async fn too_many_starts_are_refused_and_a_start_that_panics_spoils_only_itself() {
+        let starter = Starter::default();
+        let (let_go, wait) = mpsc::channel::<()>();
+        let first = starter.run(move || wait.recv().is_ok());
+        let rest = join_all((0..MAX_WAITING + 1).map(|_| starter.run(|| ())));
+        let release = async { let_go.send(()).unwrap() };
+        let (first, rest, ()) = tokio::join!(first, rest, release);
+        assert!(first.unwrap());
+        // One more fits if the thread has taken the first one out already.
+        let refused: Vec<_> = rest.into_iter().filter_map(Result::err).collect();
+        assert!((1..=2).contains(&refused.len()), "{}", refused.len());
+        assert!(refused.iter().all(|error| error.class == ErrorClass::Throttled));
+
+        let lost = starter.run(|| -> () { panic!("on purpose") }).await.unwrap_err();
+        assert_eq!(lost.class, ErrorClass::Ambiguous);
+        assert_eq!(starter.run(|| 7).await.unwrap(), 7);
+    }
+}
