@@ -1,7 +1,7 @@
 # Thin aliases; the logic lives in nstance-dev, where it is typed and tested.
 CARGO ?= cargo
 
-.PHONY: dev dev-ha clean-dev test sim lint build nstance-server nstance-agent nstance-agent-static nstance-dev
+.PHONY: dev dev-ha clean-dev test sim lint build nstance-server nstance-agent nstance-agent-static nstance-dev bench-micro
 
 dev: build
 	./target/debug/nstance-dev up
@@ -47,3 +47,7 @@ nstance-agent-static:
 		-C link-arg=-Wl,-z,pack-relative-relocs
 	mkdir -p bin && cp target/$(AGENT_TARGET)/agent/nstance-agent bin/nstance-agent-$(AGENT_TARGET)
 	wc -c bin/nstance-agent-$(AGENT_TARGET)
+
+# What one plan, report, certificate or rebuild costs; in instructions, which a busy machine does not change. Needs valgrind.
+bench-micro:
+	$(CARGO) bench --locked -p nstance-dev --bench hot -- --instructions
