@@ -8,6 +8,7 @@
 //! A call takes its latency, and its effect lands half-way: cancelled before that it never happened, after that it did.
 
 mod cloud;
+pub mod journal;
 mod options;
 mod script;
 
@@ -275,7 +276,10 @@ impl FakeProvider {
                 let moment = Moment { now: self.now(), at: self.shared.clock.now(), partial };
                 let done = {
                     let mut cloud = self.cloud();
-                    let done = effect(&mut cloud, moment);
+                    let done = match cloud.catch_up(&self.shared.options, moment.now) {
+                        Ok(()) => effect(&mut cloud, moment),
+                        Err(error) => Err(op.error(ErrorClass::Unavailable, format!("read the journal: {error}"))),
+                    };
                     cloud.calls[call].landed = op.is_effect() && done.is_ok();
                     done
                 };
@@ -350,9 +354,13 @@ impl Provider for FakeProvider {
             subnet: Some(spec.subnet.clone()),
             epoch: Some(permit.epoch()),
         };
-        let options = &self.shared.options;
-        self.call(Op::Create, about, |cloud, moment| cloud.create(options, &self.owner, spec, moment.now, moment.at))
-            .await
+        let (options, asked) = (&self.shared.options, self.now());
+        self.call(Op::Create, about, |cloud, moment| {
+            let made = cloud.create(options, &self.owner, spec, moment.now, moment.at)?;
+            cloud.note_made(spec, &made, asked)?;
+            Ok(made)
+        })
+        .await
     }
 
     async fn delete(&self, permit: Permit, vm: &VmRef, _how: DeleteHow) -> Result<(), ProviderError> {

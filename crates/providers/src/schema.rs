@@ -64,6 +64,7 @@ static FAKE: Flat = Flat {
         ("throttle_rate", Holds::Count),
         ("lb_drain_time", Holds::Duration),
         ("address_move_time", Holds::Duration),
+        ("journal", Holds::Text),
     ],
 };
 

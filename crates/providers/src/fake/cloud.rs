@@ -2,6 +2,7 @@
 
 use std::{
     collections::{BTreeMap, BTreeSet},
+    io,
     net::IpAddr,
     time::Duration,
 };
@@ -14,6 +15,7 @@ use nstance_core::{
 };
 
 use super::{
+    journal::{Journal, Line, Made},
     options::FakeOptions,
     script::{About, Call, Op, Outcome, Rule, When},
 };
@@ -85,6 +87,8 @@ pub(super) struct Cloud {
     pub(super) images: Vec<(String, String)>,
     /// Throttling: tokens left, in thousandths, and when they were counted.
     bucket: Option<(u64, Mono)>,
+    /// Once it was opened.
+    journal: Option<Journal>,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,7 +171,7 @@ impl Cloud {
             && let Some(made) = self.made.get(&spec.instance)
         {
             return match self.vms.get(made) {
-                Some(vm) if !vm.is_gone(now) && vm.spec.as_ref() != Some(spec) => {
+                Some(vm) if !vm.is_gone(now) && vm.spec.as_ref().is_some_and(|asked| asked != spec) => {
                     let message = format!("instance {} was asked for with other parameters", spec.instance);
                     refuse(ErrorClass::Ambiguous, "IdempotentParameterMismatch", message)
                 }
@@ -204,7 +208,8 @@ impl Cloud {
             instance: Some(spec.instance),
             owner: Some((owner.cluster.clone(), owner.shard.clone())),
             tags: Some(spec.tags.clone()),
-            spec: Some(spec.clone()),
+            // Where there is a journal the request is in there.
+            spec: options.journal.is_none().then(|| spec.clone()),
             created: now,
             created_at: at,
             instance_type: spec.instance_type.clone(),
@@ -303,8 +308,66 @@ impl Cloud {
         if vm.host.as_ref().is_some_and(|host| down.contains(host)) {
             return Err(Op::Delete.error(ErrorClass::Unavailable, "the VM's host is down"));
         }
+        let instance = vm.instance;
         vm.goes(now, [(Duration::ZERO, Seen::Deleting), (options.delete_time, Seen::Gone)]);
+        match (&mut self.journal, instance) {
+            (Some(journal), Some(instance)) => journal.append(&[Line::Gone(instance.to_string())]).map_err(unwritten),
+            _ => Ok(()),
+        }
+    }
+
+    /// Takes in what other processes did to the cloud since the last call.
+    pub(super) fn catch_up(&mut self, options: &FakeOptions, now: Mono) -> io::Result<()> {
+        let Some(path) = &options.journal else { return Ok(()) };
+        let journal = match &mut self.journal {
+            Some(journal) => journal,
+            none => none.insert(Journal::open(path)?),
+        };
+        let invalid = |error| io::Error::new(io::ErrorKind::InvalidData, error);
+        for line in journal.news()? {
+            match line {
+                Line::Made(made) if self.vms.contains_key(&made.provider_id) => {}
+                Line::Made(made) => {
+                    let tags = made.tags().map_err(invalid)?;
+                    self.n_made += 1;
+                    self.made.entry(tags.instance).or_insert_with(|| made.provider_id.clone());
+                    self.vms.insert(made.provider_id.clone(), remembered(*made, tags, now));
+                }
+                Line::Gone(instance) => {
+                    let instance: InstanceId = instance.parse().map_err(invalid)?;
+                    let vm = self.made.get(&instance).and_then(|id| self.vms.get_mut(id));
+                    if let Some(vm) = vm.filter(|vm| !vm.is_gone(now)) {
+                        vm.goes(now, [(Duration::ZERO, Seen::Gone)]);
+                    }
+                }
+            }
+        }
         Ok(())
+    }
+
+    /// Writes down a VM whose create call began at `asked`. One that was asked for again is written again.
+    pub(super) fn note_made(&mut self, spec: &VmSpec, made: &Vm, asked: Mono) -> Result<(), ProviderError> {
+        let Some(journal) = &mut self.journal else { return Ok(()) };
+        let tags = &spec.tags;
+        let made = Made {
+            instance: spec.instance.to_string(),
+            provider_id: made.vm.provider_id.clone().unwrap_or_default(),
+            asked_nanos: u64::try_from(asked.elapsed().as_nanos()).unwrap_or(u64::MAX),
+            created_at: made.created_at.map_or(0, Timestamp::as_millis),
+            cluster: tags.cluster.to_string(),
+            shard: tags.shard.to_string(),
+            tenant: tags.tenant.to_string(),
+            group: tags.group.to_string(),
+            epoch: tags.epoch.0,
+            on_demand: tags.on_demand,
+            template: tags.template.clone(),
+            infra_hash: tags.infra_hash.clone(),
+            subnet: made.subnet.clone(),
+            instance_type: made.instance_type.clone(),
+            ip4: made.ip4.clone(),
+            nonce: spec.bootstrap.nonce_jwt.clone(),
+        };
+        journal.append(&[Line::Made(Box::new(made))]).map_err(unwritten)
     }
 
     /// `Err` if its host does not answer, `None` if there is none.
@@ -383,6 +446,33 @@ impl Cloud {
         };
         let members = self.balancers.get(lb).into_iter().flatten();
         members.filter_map(|(instance, targets)| Some((*instance, member(targets)?))).collect()
+    }
+}
+
+/// It may have landed all the same, and others do not know.
+#[expect(clippy::needless_pass_by_value, reason = "for `map_err`")]
+fn unwritten(error: io::Error) -> ProviderError {
+    ProviderError::new("journal", ErrorClass::Ambiguous, format!("write the journal: {error}"))
+}
+
+/// A VM of another process, up since it was made.
+fn remembered(made: Made, tags: Tags, now: Mono) -> FakeVm {
+    FakeVm {
+        provider_id: made.provider_id,
+        instance: Some(tags.instance),
+        owner: Some((tags.cluster.clone(), tags.shard.clone())),
+        tags: Some(tags),
+        spec: None,
+        created: now,
+        created_at: Timestamp::from_millis(made.created_at),
+        instance_type: made.instance_type,
+        subnet: made.subnet,
+        host: None,
+        ip4: made.ip4,
+        spot: false,
+        protected: false,
+        notice: None,
+        timeline: vec![(now, Seen::Running)],
     }
 }
 

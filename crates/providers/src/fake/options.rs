@@ -1,6 +1,6 @@
 //! The settings of a fake cloud.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{collections::BTreeMap, path::PathBuf, time::Duration};
 
 use nstance_core::{
     ports::{provider::InstanceType, schema::SchemaProblem},
@@ -48,6 +48,8 @@ pub struct FakeOptions {
     pub instance_types: BTreeMap<String, InstanceType>,
     /// Name and id, oldest first.
     pub images: Vec<(String, String)>,
+    /// Where VMs are written down for other processes, and read from what they wrote; see [`super::journal`].
+    pub journal: Option<PathBuf>,
 }
 
 impl Default for FakeOptions {
@@ -74,6 +76,7 @@ impl Default for FakeOptions {
             self_id: Some("fake-self".to_owned()),
             instance_types: BTreeMap::new(),
             images: Vec::new(),
+            journal: None,
         }
     }
 }
@@ -117,6 +120,7 @@ impl FakeOptions {
             throttle_rate: count("throttle_rate", 0),
             lb_drain_time: time("lb_drain_time").unwrap_or_default(),
             address_move_time: time("address_move_time").unwrap_or_default(),
+            journal: options.get("journal").and_then(Value::as_str).map(PathBuf::from),
             ..Self::default()
         })
     }

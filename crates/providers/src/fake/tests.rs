@@ -262,3 +262,35 @@ async fn options_are_read_from_a_config() {
     options.insert("page_sizes", Value::Int(7));
     assert_eq!(FakeOptions::from_options(&options).unwrap_err().problems.len(), 1);
 }
+
+#[tokio::test(start_paused = true)]
+async fn a_cloud_with_a_journal_outlives_its_process_and_hears_of_deaths() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("journal");
+    let options = FakeOptions { journal: Some(path.clone()), ..FakeOptions::default() };
+    let cloud = fake(options.clone());
+    let mut made = Vec::new();
+    for n in 1..=3 {
+        made.push(cloud.create(permit(1), &spec(n)).await.unwrap().vm);
+    }
+    let mut outside = journal::Journal::open(&path).unwrap();
+    let lines = outside.news().unwrap();
+    let asked = |line: &journal::Line| matches!(line, journal::Line::Made(it) if 0 < it.asked_nanos);
+    assert!(lines.len() == 3 && lines.iter().all(asked), "{lines:?}");
+
+    outside.append(&[journal::Line::Gone(instance(2).to_string())]).unwrap();
+    let seen = |described: Vec<Described>| -> Vec<Seen> {
+        described.into_iter().map(|it| if let Described::Vm(vm) = it { vm.seen } else { Seen::Unknown }).collect()
+    };
+    assert_eq!(seen(cloud.describe(&made).await), [Seen::Running, Seen::Gone, Seen::Running]);
+    cloud.delete(permit(1), &made[0], DeleteHow::Now).await.unwrap();
+
+    let after = fake(options);
+    let listed: Vec<InstanceId> = after.list().await.unwrap().vms.iter().map(|it| it.vm.instance).collect();
+    assert_eq!(listed, [instance(3)]);
+    assert_eq!(seen(after.describe(&made).await), [Seen::Gone, Seen::Gone, Seen::Running]);
+    let again = after.create(permit(2), &spec(3)).await.unwrap();
+    assert_eq!(again.vm, made[2], "asked for twice, there is one");
+    let fourth = after.create(permit(2), &spec(4)).await.unwrap();
+    assert!(made.iter().all(|it| it.provider_id != fourth.vm.provider_id));
+}
