@@ -10,8 +10,9 @@ use nstance_agent::{
 use nstance_config::Config;
 use nstance_core::ids::Shard;
 use nstance_proto::v1::{
-    ConfigStatusResponse, Event, GroupStatus, InstanceStatusResponse, ListInstancesRequest, RefreshConfigRequest,
-    RefreshConfigResponse, WatchEventsRequest, operator_service_client::OperatorServiceClient,
+    ConfigStatusResponse, Event, GroupConfig, GroupStatus, InstanceStatusResponse, ListInstancesRequest,
+    RefreshConfigRequest, RefreshConfigResponse, UpsertGroupRequest, WatchEventsRequest,
+    operator_service_client::OperatorServiceClient,
 };
 use nstance_store::s3::S3Store;
 use tokio::net::TcpStream;
@@ -138,9 +139,23 @@ impl Client {
         }
     }
 
+    pub(crate) async fn groups(&mut self) -> Result<Vec<GroupStatus>, Status> {
+        Ok(within(self.service.list_groups(())).await?.groups)
+    }
+
+    /// Asks for another size of a group, and for nothing else.
+    pub(crate) async fn resize(&mut self, key: String, size: i32) -> Result<(), Status> {
+        let config = GroupConfig { size: Some(size), ..GroupConfig::default() };
+        let request = UpsertGroupRequest { key, config: Some(config), ..UpsertGroupRequest::default() };
+        match tokio::time::timeout(REFRESH_LIMIT, self.service.upsert_group(request)).await {
+            Ok(answer) => answer.map(|_| ()),
+            Err(_) => Err(Status::deadline_exceeded("the server did not answer within 30 s")),
+        }
+    }
+
     pub(crate) async fn view(&mut self) -> Result<View, Status> {
         let leader = self.config().await?;
-        let groups = within(self.service.list_groups(())).await?.groups;
+        let groups = self.groups().await?;
         let mut instances = Vec::new();
         let mut page_token = String::new();
         loop {

@@ -1,13 +1,19 @@
 //! Benchmarks on a real environment of their own: real processes, real TLS, numbers from the server's own histograms.
 //!
 //! `replacement`: kills agents hard, one after the other, and shows how long after the break of its stream each
-//! replacement's create call began. `failover`, `notices`, `agent`: see there. Build with `--release` before you believe a number.
+//! replacement's create call began. `failover`, `notices`, `agent`, `load`: see there. Build with `--release` before you believe a number.
 
 mod agent;
 mod failover;
+mod load;
 mod notices;
 
-pub(crate) use self::{agent::agent, failover::failover, notices::notices};
+pub(crate) use self::{
+    agent::agent,
+    failover::failover,
+    load::{LoadArgs, load},
+    notices::notices,
+};
 
 use std::{
     path::{Path, PathBuf},

@@ -266,7 +266,7 @@ pub(crate) struct PartitionArgs {
     pub(crate) no_wait: bool,
 }
 
-fn duration(text: &str) -> Result<Duration, String> {
+pub(crate) fn duration(text: &str) -> Result<Duration, String> {
     nstance_config::duration::parse(text).map_err(|error| error.to_string())
 }
 
@@ -308,6 +308,8 @@ enum BenchCommand {
         #[arg(long)]
         check: bool,
     },
+    /// What thousands of agents cost their server, and how it grows with their number
+    Load(bench::LoadArgs),
     /// What an idle agent costs: memory, processor, size of the program
     Agent {
         /// How long it is watched
@@ -458,6 +460,7 @@ async fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         Command::Bench(BenchCommand::Notices { size, check }) => {
             bench::notices(size, check).await.map(|()| ExitCode::SUCCESS)
         }
+        Command::Bench(BenchCommand::Load(args)) => bench::load(args).await,
         Command::Bench(BenchCommand::Agent { watch, agent, check }) => {
             bench::agent(watch, agent, check).await.map(|()| ExitCode::SUCCESS)
         }

@@ -9,7 +9,7 @@ use crate::{
 };
 
 /// A table whose columns are as wide as their widest cell; numbers stand to the right.
-fn columns(rows: &[Vec<String>], right: &[usize]) -> Vec<String> {
+pub(crate) fn columns(rows: &[Vec<String>], right: &[usize]) -> Vec<String> {
     let n_columns = rows.iter().map(Vec::len).max().unwrap_or(0);
     let width = |column: usize| {
         rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)

@@ -24,7 +24,7 @@ const PERIOD: Duration = Duration::from_millis(50);
 
 /// The server and the agent must be there, as new as their sources. `make test` builds them first; whoever runs one test
 /// by hand gets them built here.
-fn binaries() {
+pub(crate) fn binaries() {
     static BUILT: Once = Once::new();
     BUILT.call_once(|| {
         let bin = Path::new(DEV).parent().expect("a program is in a directory");
