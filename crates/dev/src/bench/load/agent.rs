@@ -47,8 +47,8 @@ pub(super) struct Counts {
     pub(super) registered: AtomicU64,
     /// Registrations that the server put off for its limits' sake.
     pub(super) put_off: AtomicU64,
-    /// Agents whose files are all there.
-    pub(super) furnished: AtomicU64,
+    /// Sessions that the server ended for a while, because it was in doubt whether it still leads.
+    pub(super) reopened: AtomicU64,
 }
 
 pub(super) struct Agent {
@@ -136,6 +136,9 @@ impl Agent {
         {
             let mut state = self.state();
             state.knife = net.knife();
+            if state.is_cut {
+                state.knife.cut();
+            }
             state.client = Some(client.clone());
             state.reports = Some(sender);
         }
@@ -143,8 +146,15 @@ impl Agent {
         Ok(Session { client, reports: receiver })
     }
 
-    /// Keeps the three streams until one of them ends.
-    pub(super) async fn live(&self, doors: &Doors, counts: &Counts, session: Session) -> anyhow::Result<()> {
+    /// Keeps the three streams until one of them ends, and tells once when all files have come: then the server has
+    /// taken its first report for sure.
+    pub(super) async fn live(
+        &self,
+        doors: &Doors,
+        counts: &Counts,
+        session: Session,
+        furnished: &(dyn Fn() + Sync),
+    ) -> anyhow::Result<()> {
         let Session { client, reports } = session;
         let mut reporting = client.clone();
         let mut reporting = pin!(reporting.report_health(ReceiverStream::new(reports)));
@@ -153,7 +163,7 @@ impl Agent {
             let (mut keys, mut files) = (client.clone(), client.clone());
             let mut asks = keys.key_gen_requests(hello.clone()).await?.into_inner();
             let mut files = files.receive_files(hello).await?.into_inner();
-            tokio::try_join!(self.answer(&client, &mut asks), self.receive(doors, counts, &mut files))?;
+            tokio::try_join!(self.answer(&client, &mut asks), self.receive(doors, counts, furnished, &mut files))?;
             Ok::<_, Status>(())
         };
         tokio::select! {
@@ -184,7 +194,13 @@ impl Agent {
     }
 
     /// Takes batches, and tells after each what there is now.
-    async fn receive(&self, doors: &Doors, counts: &Counts, files: &mut Streaming<FileTransfer>) -> Result<(), Status> {
+    async fn receive(
+        &self,
+        doors: &Doors,
+        counts: &Counts,
+        furnished: &(dyn Fn() + Sync),
+        files: &mut Streaming<FileTransfer>,
+    ) -> Result<(), Status> {
         let mut batch = BTreeMap::new();
         while let Some(file) = files.message().await? {
             if !file.filename.is_empty() {
@@ -199,7 +215,7 @@ impl Agent {
                 is_new && state.hash.starts_with("sha256:")
             };
             if is_whole && !self.is_furnished.swap(true, Ordering::Relaxed) {
-                counts.furnished.fetch_add(1, Ordering::Relaxed);
+                furnished();
             }
             self.say(doors, counts, ReportKind::Change);
         }
@@ -298,6 +314,10 @@ impl Agent {
         state.knife.cut();
         state.reports = None;
         state.client = None;
+    }
+
+    pub(super) fn is_furnished(&self) -> bool {
+        self.is_furnished.load(Ordering::Relaxed)
     }
 
     pub(super) fn is_cut(&self) -> bool {

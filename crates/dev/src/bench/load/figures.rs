@@ -53,6 +53,7 @@ pub(super) struct Figures {
     pub(super) losses: Vec<Spread>,
     pub(super) notices: Vec<Spread>,
     pub(super) cold_start_s: f64,
+    pub(super) sessions_reopened: u64,
     /// Processor time that others took while we measured, of all there was.
     pub(super) others_percent: f64,
 }
@@ -92,6 +93,7 @@ impl Figures {
             }
         }
         rows.push(row("cold start with all records, s", self.cold_start_s, 2));
+        rows.push(row("sessions ended by a server in doubt", n(self.sessions_reopened), 0));
         rows.push(row("taken by other processes, % of all CPU", self.others_percent, 0));
         rows
     }

@@ -19,6 +19,7 @@ use nstance_proto::v1::ReportKind;
 use nstance_providers::fake::journal::{Journal, Line, Made};
 use nstance_rt::{chain::Chain, clock::SystemClock, tasks::Tasks};
 use tokio::sync::Semaphore;
+use tonic::{Code, Status};
 
 use super::agent::{Agent, Counts, Doors};
 
@@ -26,6 +27,8 @@ use super::agent::{Agent, Counts, Doors};
 const READ: Duration = Duration::from_millis(2);
 /// How often the next reports are sent.
 const TURN: Duration = Duration::from_millis(10);
+/// Before a session that the server put off is opened anew.
+const REOPEN: Duration = Duration::from_millis(500);
 /// Between two looks of a wait.
 const PERIOD: Duration = Duration::from_millis(2);
 
@@ -63,7 +66,7 @@ struct State {
     creates: Vec<(String, u64)>,
     /// Made, and not alive while the fleet sleeps.
     asleep: Vec<Made>,
-    /// With a session.
+    /// With a session and all files.
     alive: BTreeMap<String, Arc<Agent>>,
     /// By the cloud's word.
     gone: BTreeSet<String>,
@@ -174,23 +177,43 @@ impl Fleet {
     }
 
     async fn lead_life(&self, agent: &Arc<Agent>) -> anyhow::Result<()> {
+        let ended = self.sessions(agent).await;
+        if !agent.is_furnished() {
+            self.state().n_coming -= 1;
+        }
+        ended
+    }
+
+    /// One session after the other, until the machine is dead or the server wants nothing more of it.
+    async fn sessions(&self, agent: &Arc<Agent>) -> anyhow::Result<()> {
         let Shared { doors, counts, storm, registered_at, connected_at, .. } = &*self.shared;
-        let opened = async {
-            let _place = storm.acquire().await.context("the fleet is gone")?;
-            let chain = agent.register(doors, counts).await?;
-            registered_at.fetch_max(boot_nanos(), Ordering::Relaxed);
-            agent.connect(doors, counts, &chain).await
-        };
-        let opened = opened.await;
-        {
+        let furnished = || {
             let mut state = self.state();
             state.n_coming -= 1;
-            if opened.is_ok() {
+            if !agent.is_cut() {
                 state.alive.insert(agent.instance.clone(), agent.clone());
             }
-        }
+        };
+        let place = storm.acquire().await.context("the fleet is gone")?;
+        let chain = agent.register(doors, counts).await?;
+        registered_at.fetch_max(boot_nanos(), Ordering::Relaxed);
+        let mut session = agent.connect(doors, counts, &chain).await?;
         connected_at.fetch_max(boot_nanos(), Ordering::Relaxed);
-        agent.live(doors, counts, opened?).await
+        drop(place);
+        loop {
+            let ended = agent.live(doors, counts, session, &furnished).await;
+            let is_passing = |error: &anyhow::Error| {
+                let status = error.downcast_ref::<Status>().map(Status::code);
+                matches!(status, Some(Code::Unavailable | Code::ResourceExhausted))
+            };
+            if agent.is_cut() || !ended.as_ref().is_err_and(is_passing) {
+                return ended;
+            }
+            // A server that could not renew its lease in time says so, and is itself again soon.
+            counts.reopened.fetch_add(1, Ordering::Relaxed);
+            tokio::time::sleep(REOPEN).await;
+            session = agent.connect(doors, counts, &chain).await?;
+        }
     }
 
     /// Sends reports in turn, each agent one per interval.
@@ -269,7 +292,7 @@ impl Fleet {
         let look = || {
             let state = self.state();
             let done = state.alive.len() == n && state.n_coming == 0;
-            (done, format!("{} of {n} agents have a session, {} are on their way", state.alive.len(), state.n_coming))
+            (done, format!("{} of {n} agents have their files, {} are on their way", state.alive.len(), state.n_coming))
         };
         self.until(limit, look).await
     }

@@ -76,6 +76,7 @@ pub(super) async fn run(site: &mut Site, n_agents: usize, args: &LoadArgs) -> an
             }
         }
     }
+    it.sessions_reopened = fleet.counts().reopened.load(Ordering::Relaxed);
     it.others_percent = site.machine()?.others_percent(began);
 
     step("cold start");
@@ -107,16 +108,11 @@ async fn storm(site: &Site, fleet: &Fleet, it: &mut Figures) -> anyhow::Result<(
     let begin = boot_nanos();
     fleet.wake();
     fleet.is_whole(it.agents, ALL).await?;
+    it.furnish_s = seconds(begin, boot_nanos());
     it.register_s = seconds(begin, fleet.registered_at());
     it.registrations_per_s = per_second(it.agents, it.register_s);
     it.connect_s = seconds(begin, fleet.connected_at());
     it.registrations_put_off = fleet.counts().put_off.load(Ordering::Relaxed);
-    let look = || {
-        let n = fleet.counts().furnished.load(Ordering::Relaxed);
-        (it.agents as u64 <= n, format!("{n} of {} agents have their files", it.agents))
-    };
-    fleet.until(ALL, look).await?;
-    it.furnish_s = seconds(begin, boot_nanos());
     Ok(())
 }
 
