@@ -21,6 +21,8 @@ mod victims;
 
 pub mod budget;
 
+pub mod distribute;
+
 pub mod plan;
 
 pub mod check;
