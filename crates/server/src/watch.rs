@@ -435,6 +435,15 @@ fn number(epoch: Epoch, token: &str) -> Option<u64> {
     (its == epoch.to_string()).then(|| number.parse().ok()).flatten()
 }
 
+/// The same for streams that begin without a snapshot: a token of an earlier epoch stands before everything of this one.
+fn number_or_start(epoch: Epoch, token: &str) -> Option<u64> {
+    let (its, _) = token.split_once('-')?;
+    match its.parse::<u64>() {
+        Ok(its) if its < epoch.0 => Some(0),
+        _ => number(epoch, token),
+    }
+}
+
 /// All streams of a term.
 pub struct Watches {
     pub groups: Arc<Registry<GroupKind>>,

@@ -113,7 +113,12 @@ impl OperatorService for Operator {
         request: Request<v1::WatchEventsRequest>,
     ) -> Result<Response<Self::WatchEventsStream>, Status> {
         let caller = Caller::of(&request)?;
-        Ok(Response::new(watch::events(&self.term, &caller, request.into_inner())?))
+        let stream = watch::events(&self.term, &caller, request.into_inner())?;
+        let n_replayed = stream.n_replayed().into();
+        let mut response = Response::new(stream);
+        // Whoever wants to know what was, and not what comes, knows by this when to stop reading.
+        response.metadata_mut().insert(watch::N_REPLAYED, n_replayed);
+        Ok(response)
     }
 
     async fn refresh_config(

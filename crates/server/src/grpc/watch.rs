@@ -15,6 +15,9 @@ use crate::{
     watch::{ErrorKind, EventKind, GroupKind, InstanceKind, Subscription, Watcher, group_snapshot, instance_snapshot},
 };
 
+/// Metadata: how many of a stream's first events are of the time before it was opened.
+pub const N_REPLAYED: &str = "nstance-replayed";
+
 pub fn groups(term: &Arc<Term>, caller: &Caller, token: &str) -> Result<Subscription<GroupKind>, Status> {
     let watcher = Watcher::of(caller)?;
     let snapshot = group_snapshot(term.clone(), watcher.tenant().clone());

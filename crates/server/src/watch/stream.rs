@@ -13,7 +13,7 @@ use tokio_stream::Stream;
 use tokio_util::sync::CancellationToken;
 use tonic::Status;
 
-use super::{Kind, Pending as _, Registry, Replay, Slot, Wanted, Watcher, number, token};
+use super::{Kind, Pending as _, Registry, Replay, Slot, Wanted, Watcher, number, number_or_start, token};
 use crate::grpc::status::Refusal;
 
 /// The parts of a snapshot, made one by one as they are asked for; `None` after the last.
@@ -35,7 +35,8 @@ pub struct Subscription<K: Kind> {
 }
 
 impl<K: Kind> Subscription<K> {
-    /// Opens a stream without a snapshot: of what its token names whatever is still remembered, and all from now on.
+    /// Opens a stream without a snapshot: of what its token names whatever is still remembered, and all from now on. Who
+    /// comes from an earlier leader has heard nothing of this term, and is told all of it.
     pub fn tail(
         registry: &Arc<Registry<K>>,
         watcher: &Watcher,
@@ -43,7 +44,7 @@ impl<K: Kind> Subscription<K> {
         wanted: Wanted<K::Item>,
         end: &CancellationToken,
     ) -> Result<Self, Refusal> {
-        let after = number(registry.epoch, resume_token);
+        let after = number_or_start(registry.epoch, resume_token);
         Self::enter(registry, watcher, wanted, None, end, |past| {
             after.map(|number| (past.after(number), past.n_forgotten(number)))
         })
@@ -91,6 +92,11 @@ impl<K: Kind> Subscription<K> {
             ended: Box::pin(end.clone().cancelled_owned()),
             over: false,
         })
+    }
+
+    /// How many of its first messages are of the time before it was opened.
+    pub fn n_replayed(&self) -> usize {
+        self.replay.len()
     }
 
     /// The next message that needs no waiting.

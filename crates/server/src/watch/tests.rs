@@ -176,6 +176,21 @@ fn errors_that_were_forgotten_are_counted() {
 }
 
 #[test]
+fn who_comes_from_an_earlier_leader_is_told_all_of_this_term_and_how_much_that_is() {
+    let bench = Bench::new();
+    let first = bench.tail(&watcher("a", 1), "").unwrap();
+    assert_eq!(first.n_replayed(), 0);
+    for text in ["one", "two", "three"] {
+        bench.errors.publish(&tenant("a"), || error(text));
+    }
+    for (token, n) in [("6-4095", 3), ("0-0", 3), ("7-1", 2), ("7-3", 0), ("8-1", 0), ("junk", 0), ("", 0)] {
+        let mut stream = bench.tail(&watcher("a", 1), token).unwrap();
+        assert_eq!(stream.n_replayed(), n, "{token}");
+        assert_eq!(texts(&mut stream), ["one", "two", "three"][3 - n..], "{token}");
+    }
+}
+
+#[test]
 fn streams_are_limited_by_operator_and_by_tenant() {
     let bench = Bench::new();
     let refused = |answer: Result<Subscription<ErrorKind>, Refusal>| {
