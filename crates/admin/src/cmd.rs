@@ -1,5 +1,8 @@
 //! The commands.
 
+pub mod config;
+pub mod group;
+pub mod plan;
 pub mod shards;
 
 mod completion;
@@ -27,6 +30,12 @@ pub enum Command {
     Env(env::EnvArgs),
     /// Show our version and those of the servers
     Version(version::VersionArgs),
+    /// Look at the config of each shard, apply a changed one, check a new one
+    Config(config::ConfigArgs),
+    /// Look at groups, make them, scale them, delete them
+    Group(group::GroupArgs),
+    /// Show what the planner would do now, and what it holds back
+    Plan(plan::PlanArgs),
 }
 
 impl Command {
@@ -37,6 +46,9 @@ impl Command {
             Self::Man(args) => man::run(&args),
             Self::Env(_) => Ok(env::run(context, matches)),
             Self::Version(args) => version::run(context, args).await,
+            Self::Config(args) => config::run(context, args).await,
+            Self::Group(args) => group::run(context, args).await,
+            Self::Plan(args) => plan::run(context, args).await,
         }
     }
 }

@@ -10,9 +10,12 @@ pub mod args;
 mod defaults;
 
 pub mod shards;
+pub mod wait;
 
 pub mod output;
+pub mod told;
 pub mod view;
+pub mod words;
 
 pub mod cmd;
 

@@ -64,6 +64,14 @@ impl Output {
         }
     }
 
+    /// Prints a document that has no table: `json`, and `yaml` if asked for.
+    pub fn document(&self, document: &Value) {
+        match self.format {
+            Format::Yaml => print(&yaml::text(document)),
+            _ => print(&pretty(document)),
+        }
+    }
+
     /// One item of a stream: one line of JSON, one document of YAML, or a line of text.
     pub fn item(&self, document: &Value, line: impl FnOnce() -> String) {
         match self.format {

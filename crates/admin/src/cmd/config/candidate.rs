@@ -1,0 +1,156 @@
+//! `config validate` and `config diff`: a config that is not in force.
+
+use clap::Args;
+use nstance_config::{Checks, Config, Loaded, Problem, load};
+use nstance_core::ids::Shard;
+use nstance_proto::v1::{PlanRequest, PlanResponse};
+use serde_json::{Value, json};
+
+use super::{FileArgs, read, shown};
+use crate::{
+    args::{Context, ShardArgs},
+    cmd::plan,
+    exit::Exit,
+    failure::Failure,
+    output::{Shown, Table},
+    shards::{Answers, ShardError, Shards},
+    told, view,
+    words::count,
+};
+
+#[derive(Debug, Args)]
+pub(super) struct ValidateArgs {
+    #[command(flatten)]
+    file: FileArgs,
+    #[command(flatten)]
+    shards: ShardArgs,
+}
+
+/// Offline what can be known offline; args and options of the provider, and what the live groups say to it, are the
+/// server's to judge, if a shard is named.
+pub(super) async fn validate(context: &Context, args: ValidateArgs) -> Result<Exit, Failure> {
+    let bytes = read(&args.file.file)?;
+    let name = shown(&args.file.file);
+    let loaded = check(&name, &bytes, &args.shards.shard)?;
+    let live = if loaded.report.is_ok() && (!args.shards.shard.is_empty() || args.shards.all_shards) {
+        let shards = args.shards.chosen(context).await?;
+        Some(ask(&shards, &bytes).await)
+    } else {
+        None
+    };
+    let errors = live.as_ref().map(|it| it.errors.as_slice()).unwrap_or_default();
+    context.output.show(&report(&name, &loaded, live.as_ref()));
+    // An invalid config is a 1, whoever found it.
+    let unanswered: Vec<ShardError> = errors.iter().filter(|it| it.problems.is_empty()).cloned().collect();
+    told::refusals(context, &unanswered);
+    if !loaded.report.is_ok() || unanswered.len() < errors.len() {
+        return Ok(Exit::Failed);
+    }
+    if live.is_none() && context.output.is_for_people() {
+        context.output.note("note: what the provider takes is known to servers only; add --shard NAME to ask one");
+    }
+    Ok(Exit::of_shards(live.map_or(1, |it| it.ok.len()), &unanswered))
+}
+
+fn check(name: &str, bytes: &[u8], shards: &[String]) -> Result<Loaded, Failure> {
+    let shard = match shards {
+        [one] => Some(one.parse::<Shard>().map_err(|error| Failure::usage(format!("--shard {one}: {error}")))?),
+        _ => None,
+    };
+    Ok(load(name, bytes, &Checks { shard: shard.as_ref(), ..Checks::offline_any() }))
+}
+
+async fn ask(shards: &Shards, bytes: &[u8]) -> Answers<PlanResponse> {
+    let request = |_: &str| PlanRequest { candidate_config: bytes.to_vec(), ..PlanRequest::default() };
+    plan::ask(shards, request).await
+}
+
+fn report(name: &str, loaded: &Loaded, live: Option<&Answers<PlanResponse>>) -> Shown {
+    let mut table = Table::default();
+    let report = &loaded.report;
+    for it in &report.problems {
+        table.note(line(name, it));
+    }
+    let mut problems: Vec<Value> = report.problems.iter().map(document).collect();
+    for error in live.iter().flat_map(|it| &it.errors) {
+        for it in &error.problems {
+            table.note(format!("{name}:{} (says {})", told::problem(it), error.shard));
+            problems.push(view::problem(it));
+        }
+    }
+    let n_errors = problems.iter().filter(|it| it["severity"] == "error").count();
+    table.note(format!(
+        "{name}: {}, {}",
+        if n_errors == 0 { "valid".to_owned() } else { count(n_errors, "error") },
+        count(report.n_warnings(), "warning")
+    ));
+    let errors = live.map(|it| told::documents(&it.errors)).unwrap_or_default();
+    Shown {
+        document: json!({"file": name, "valid": n_errors == 0, "problems": problems, "errors": errors}),
+        table,
+        names: vec![name.to_owned()],
+    }
+}
+
+/// `file:line:column: path: message (suggestion)`.
+fn line(name: &str, it: &Problem) -> String {
+    let place = if it.line == 0 { String::new() } else { format!("{}:{}: ", it.line, it.column) };
+    let path = if it.path.is_empty() { String::new() } else { format!("{}: ", it.path) };
+    let help = it.help.as_ref().map(|it| format!(" ({it})")).unwrap_or_default();
+    format!("{name}:{place}{}[{}] {path}{}{help}", it.severity.as_str(), it.code, it.message)
+}
+
+fn document(it: &Problem) -> Value {
+    json!({
+        "severity": it.severity.as_str(),
+        "code": it.code.as_str(),
+        "path": it.path,
+        "line": it.line,
+        "column": it.column,
+        "message": it.message,
+        "suggestion": it.help,
+    })
+}
+
+#[derive(Debug, Args)]
+pub(super) struct DiffArgs {
+    #[command(flatten)]
+    file: FileArgs,
+    #[command(flatten)]
+    shards: ShardArgs,
+}
+
+/// The plan under the candidate, less what would be done anyway.
+pub(super) async fn diff(context: &Context, args: DiffArgs) -> Result<Exit, Failure> {
+    let bytes = read(&args.file.file)?;
+    let name = shown(&args.file.file);
+    let loaded = check(&name, &bytes, &args.shards.shard)?;
+    let Some(config) = loaded.config.as_ref() else {
+        context.output.show(&report(&name, &loaded, None));
+        return Ok(Exit::Failed);
+    };
+    let shards = of_file(context, &args.shards, config).await?;
+    let (candidate, now) = tokio::join!(ask(&shards, &bytes), plan::ask(&shards, |_| PlanRequest::default()));
+    let mut answers = candidate;
+    for (shard, plan) in &mut answers.ok {
+        let before = now.ok.iter().find(|(it, _)| it == shard).map(|(_, plan)| plan);
+        plan.actions.retain(|it| !before.is_some_and(|before| before.actions.contains(it)));
+        plan.holds.retain(|it| !before.is_some_and(|before| before.holds.iter().any(|had| same_hold(had, it))));
+    }
+    Ok(plan::tell(context, answers))
+}
+
+fn same_hold(left: &nstance_proto::v1::PlanHold, right: &nstance_proto::v1::PlanHold) -> bool {
+    (&left.kind, &left.group, &left.instance_id) == (&right.kind, &right.group, &right.instance_id)
+}
+
+/// A config names its shard, so nobody else need.
+async fn of_file(context: &Context, args: &ShardArgs, config: &Config) -> Result<Shards, Failure> {
+    if !args.shard.is_empty() || args.all_shards {
+        return args.chosen(context).await;
+    }
+    let named = config.server.shard.as_str().to_owned();
+    args.shards(context).await?.only(&[named]).map_err(|error| {
+        Failure::usage(format!("the config is for another shard: {error}")).next("name one with --shard")
+    })
+}

@@ -1,0 +1,74 @@
+//! `config refresh`.
+
+use clap::Args;
+use nstance_proto::v1::{RefreshConfigRequest, RefreshConfigResponse};
+use serde_json::json;
+
+use crate::{
+    args::{Context, ShardArgs},
+    exit::Exit,
+    failure::Failure,
+    output::{Shown, Table},
+    shards::{Answers, ShardError},
+    told, view,
+};
+
+#[derive(Debug, Args)]
+pub(super) struct RefreshArgs {
+    /// Apply it although it takes away many instances
+    #[arg(long)]
+    confirm_removals: bool,
+    /// Validate and say what would change, and change nothing
+    #[arg(long)]
+    dry_run: bool,
+    #[command(flatten)]
+    shards: ShardArgs,
+}
+
+pub(super) async fn run(context: &Context, args: RefreshArgs) -> Result<Exit, Failure> {
+    let shards = args.shards.chosen(context).await?;
+    let request = RefreshConfigRequest { confirm_removals: args.confirm_removals, dry_run: args.dry_run };
+    let answers =
+        shards.each(|mut client| async move { Ok(client.service.refresh_config(request).await?.into_inner()) }).await;
+    context.output.show(&shown(&answers));
+    let exit = told::ended(context, &answers);
+    if answers.errors.iter().any(|it| it.reason == "MASS_REMOVAL") {
+        context
+            .output
+            .note("next: look at `nstance-admin config refresh --dry-run`, then repeat with --confirm-removals");
+    }
+    Ok(exit)
+}
+
+fn outcome(error: &ShardError) -> &'static str {
+    if error.problems.is_empty() { "failed" } else { "invalid" }
+}
+
+fn shown(answers: &Answers<RefreshConfigResponse>) -> Shown {
+    let mut table = Table::new(&["SHARD", "RESULT", "ETAG", "CHANGED", "REMOVED", "RESTARTED"]);
+    for (shard, it) in &answers.ok {
+        let (result, etag) = match (it.updated, it.prev_etag.as_str()) {
+            (false, _) => ("unchanged", it.etag.clone()),
+            (true, "") => ("updated", it.etag.clone()),
+            (true, before) => ("updated", format!("{before} -> {}", it.etag)),
+        };
+        let lists = [&it.changed_groups, &it.removed_groups, &it.restarted].map(|it| it.join(","));
+        let [changed, removed, restarted] = lists;
+        table.row([shard.clone(), result.to_owned(), etag, changed, removed, restarted]);
+        for warning in &it.warnings {
+            table.note(format!("{shard}: {warning}"));
+        }
+    }
+    for error in &answers.errors {
+        let none = String::new;
+        table.row([error.shard.clone(), outcome(error).to_owned(), none(), none(), none(), none()]);
+    }
+    Shown {
+        document: json!({
+            "shards": answers.ok.iter().map(|(shard, it)| view::refreshed(shard, it)).collect::<Vec<_>>(),
+            "errors": told::documents(&answers.errors),
+        }),
+        table,
+        names: answers.ok.iter().map(|(shard, _)| shard.clone()).collect(),
+    }
+}

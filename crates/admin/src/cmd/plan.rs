@@ -1,0 +1,119 @@
+//! `plan`: what the planner would do now, and what it holds back.
+
+use std::{collections::BTreeMap, path::PathBuf};
+
+use clap::Args;
+use nstance_proto::v1::{PlanRequest, PlanResponse};
+use serde_json::json;
+
+use crate::{
+    args::{Context, ShardArgs, pair},
+    cmd::config,
+    exit::Exit,
+    failure::Failure,
+    output::{Shown, Table},
+    shards::{Answers, Shards},
+    told, view,
+};
+
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    /// Only this group
+    group: Option<String>,
+    /// As if this group had this size; repeatable
+    #[arg(long, value_name = "GROUP=SIZE", value_parser = sized)]
+    size: Vec<(String, i32)>,
+    /// As if this config were in force; `-` reads stdin
+    #[arg(long, value_name = "FILE")]
+    config: Option<PathBuf>,
+    #[command(flatten)]
+    shards: ShardArgs,
+}
+
+fn sized(text: &str) -> Result<(String, i32), String> {
+    let (group, size) = pair(text)?;
+    let size = size.parse().ok().filter(|size| (0..=10_000).contains(size));
+    size.map(|size| (group, size)).ok_or_else(|| format!("`{text}`: expected GROUP=SIZE with a size of 0 to 10000"))
+}
+
+pub async fn run(context: &Context, args: PlanArgs) -> Result<Exit, Failure> {
+    let shards = match &args.config {
+        // A config is one shard's.
+        Some(_) => args.shards.chosen(context).await?,
+        None => args.shards.shards(context).await?,
+    };
+    let candidate_config = args.config.as_deref().map(config::read).transpose()?.unwrap_or_default();
+    let request =
+        PlanRequest { group: args.group.unwrap_or_default(), sizes: args.size.into_iter().collect(), candidate_config };
+    let request = &request;
+    let answers = ask(&shards, |_| request.clone()).await;
+    Ok(tell(context, answers))
+}
+
+/// The plan of one group under other sizes, which may differ from shard to shard. A shard without any is not asked.
+pub async fn show(
+    context: &Context,
+    shards: &Shards,
+    group: &str,
+    sizes: impl Fn(&str) -> Option<BTreeMap<String, i32>>,
+) -> Exit {
+    let names: Vec<String> = shards.targets().iter().map(|it| it.shard.clone()).collect();
+    let asked: Vec<String> = names.into_iter().filter(|it| sizes(it).is_some()).collect();
+    let Ok(shards) = shards.only(&asked) else { return Exit::Failed };
+    let request = |shard: &str| PlanRequest {
+        group: group.to_owned(),
+        sizes: sizes(shard).into_iter().flatten().collect(),
+        candidate_config: Vec::new(),
+    };
+    tell(context, ask(&shards, request).await)
+}
+
+pub(super) async fn ask(shards: &Shards, request: impl Fn(&str) -> PlanRequest) -> Answers<PlanResponse> {
+    let request = &request;
+    shards.each(|mut client| async move { Ok(client.service.plan(request(&client.shard)).await?.into_inner()) }).await
+}
+
+/// Shows all plans. Without a refusal the exit says whether there is something to do.
+pub(super) fn tell(context: &Context, answers: Answers<PlanResponse>) -> Exit {
+    context.output.show(&shown(&answers));
+    for (shard, plan) in &answers.ok {
+        if !plan.complete {
+            context.output.note(&format!("note: {shard} does not know everything yet; this plan may change"));
+        }
+    }
+    let changes = answers.ok.iter().any(|(_, plan)| !plan.actions.is_empty());
+    match told::ended(context, &answers) {
+        Exit::Done if changes => Exit::Changes,
+        exit => exit,
+    }
+}
+
+fn shown(answers: &Answers<PlanResponse>) -> Shown {
+    let mut table = Table::new(&["ACTION", "GROUP", "SHARD", "INSTANCE", "REASON", "+DETAIL"]);
+    for (shard, plan) in &answers.ok {
+        for it in &plan.actions {
+            let detail: BTreeMap<&String, &String> = it.detail.iter().collect();
+            let detail: Vec<String> = detail.iter().map(|(key, value)| format!("{key}={value}")).collect();
+            let cells = [&it.kind, &it.group, shard, &it.instance_id, &it.reason, &detail.join(",")];
+            table.row(cells.map(ToOwned::to_owned));
+        }
+    }
+    if table.is_empty() {
+        table = Table::default();
+        table.note("nothing to do");
+    }
+    for (shard, plan) in &answers.ok {
+        for it in &plan.holds {
+            let of = if it.instance_id.is_empty() { &it.group } else { &it.instance_id };
+            table.note(format!("held back in {shard}: {of}: {}: {}", it.kind, it.message));
+        }
+    }
+    Shown {
+        document: json!({
+            "plans": answers.ok.iter().map(|(shard, plan)| view::plan(shard, plan)).collect::<Vec<_>>(),
+            "errors": told::documents(&answers.errors),
+        }),
+        table,
+        names: answers.ok.iter().flat_map(|(_, plan)| &plan.actions).map(|it| it.kind.clone()).collect(),
+    }
+}

@@ -1,0 +1,85 @@
+//! What shards refused, told on stderr: every shard, every problem, and each next step once.
+
+use nstance_proto::v1::Problem;
+use serde_json::Value;
+
+use crate::{
+    args::Context,
+    exit::Exit,
+    shards::{Answers, ShardError},
+    view,
+};
+
+/// Tells what failed, and how the whole command ended.
+pub fn ended<T>(context: &Context, answers: &Answers<T>) -> Exit {
+    refusals(context, &answers.errors);
+    Exit::of_shards(answers.ok.len(), &answers.errors)
+}
+
+/// The same where no shard did it.
+pub fn lost(context: &Context, errors: &[ShardError]) -> Exit {
+    refusals(context, errors);
+    Exit::of_shards(0, errors)
+}
+
+pub fn refusals(context: &Context, errors: &[ShardError]) {
+    for line in lines(errors) {
+        context.output.note(&line);
+    }
+}
+
+/// For the document that the answers are part of.
+pub fn documents(errors: &[ShardError]) -> Vec<Value> {
+    errors.iter().map(view::error).collect()
+}
+
+fn lines(errors: &[ShardError]) -> Vec<String> {
+    let (mut lines, mut nexts) = (Vec::new(), Vec::new());
+    for error in errors {
+        if error.problems.len() < 2 {
+            lines.push(format!("error: {error}"));
+        } else {
+            // The message has them too, all in one line.
+            lines.push(format!("error: {}: {} problems", error.shard, error.problems.len()));
+            lines.extend(error.problems.iter().map(|it| format!("  {}", problem(it))));
+        }
+        nexts.extend(error.next().filter(|it| !nexts.contains(it)));
+    }
+    lines.extend(nexts.iter().map(|it| format!("next: {it}")));
+    lines
+}
+
+/// `path:line:column: message (suggestion)`, as far as there is a place.
+pub fn problem(it: &Problem) -> String {
+    let place = if it.line == 0 { String::new() } else { format!("{}:{}: ", it.line, it.column) };
+    let path = if it.path.is_empty() { String::new() } else { format!("{}: ", it.path) };
+    let help = if it.help.is_empty() { String::new() } else { format!(" ({})", it.help) };
+    format!("{place}{path}{}{help}", it.message)
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+
+    #[test]
+    fn every_problem_has_its_line_and_a_next_step_is_named_once() {
+        let problem = |path: &str| Problem { path: path.into(), message: "is wrong".into(), ..Problem::default() };
+        let mut bad = ShardError::new("dev-1", Code::InvalidArgument, "a: is wrong; b: is wrong");
+        bad.problems =
+            vec![problem("a"), Problem { line: 3, column: 7, help: "did you mean c".into(), ..problem("b") }];
+        let dead = |shard: &str| ShardError::new(shard, Code::Unavailable, "connection refused");
+        assert_eq!(
+            lines(&[bad, dead("dev-2"), dead("dev-3")]),
+            [
+                "error: dev-1: 2 problems",
+                "  a: is wrong",
+                "  3:7: b: is wrong (did you mean c)",
+                "error: dev-2: connection refused",
+                "error: dev-3: connection refused",
+                "next: nstance-admin check --only shards",
+            ]
+        );
+    }
+}
