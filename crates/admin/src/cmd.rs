@@ -1,7 +1,9 @@
 //! The commands.
 
 pub mod config;
+pub mod explain;
 pub mod group;
+pub mod instance;
 pub mod plan;
 pub mod shards;
 
@@ -34,8 +36,12 @@ pub enum Command {
     Config(config::ConfigArgs),
     /// Look at groups, make them, scale them, delete them
     Group(group::GroupArgs),
+    /// Look at instances, make, replace, drain and delete them, and ask why they are as they are
+    Instance(instance::InstanceArgs),
     /// Show what the planner would do now, and what it holds back
     Plan(plan::PlanArgs),
+    /// Show the facts, decisions and holds behind a group or an instance
+    Explain(explain::ExplainArgs),
 }
 
 impl Command {
@@ -48,7 +54,9 @@ impl Command {
             Self::Version(args) => version::run(context, args).await,
             Self::Config(args) => config::run(context, args).await,
             Self::Group(args) => group::run(context, args).await,
+            Self::Instance(args) => instance::run(context, args).await,
             Self::Plan(args) => plan::run(context, args).await,
+            Self::Explain(args) => explain::run(context, args).await,
         }
     }
 }
