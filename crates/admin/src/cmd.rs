@@ -1,6 +1,7 @@
 //! The commands.
 
 pub mod config;
+pub mod events;
 pub mod explain;
 pub mod group;
 pub mod instance;
@@ -42,6 +43,8 @@ pub enum Command {
     Plan(plan::PlanArgs),
     /// Show the facts, decisions and holds behind a group or an instance
     Explain(explain::ExplainArgs),
+    /// Show what happened, and follow what happens
+    Events(events::EventsArgs),
 }
 
 impl Command {
@@ -57,6 +60,7 @@ impl Command {
             Self::Instance(args) => instance::run(context, args).await,
             Self::Plan(args) => plan::run(context, args).await,
             Self::Explain(args) => explain::run(context, args).await,
+            Self::Events(args) => events::run(context, args).await,
         }
     }
 }

@@ -1,0 +1,161 @@
+//! `events`: what happened, and what happens.
+//!
+//! Every stream begins at the beginning of its leader's term, so that there is always a place to go on from: what was
+//! told before the command began is counted, and skipped if nobody asked for it. After a change of leaders everything the
+//! new one tells is news.
+
+mod stream;
+
+use std::time::Duration;
+
+use clap::{Args, ValueEnum};
+use nstance_core::time::Timestamp;
+use nstance_proto::v1::{Event, Severity, WatchEventsRequest};
+use nstance_rt::shutdown::StopSignals;
+use serde_json::json;
+use tokio::sync::mpsc;
+
+use self::stream::{Told, follow, past};
+use crate::{
+    args::{Context, ShardArgs, duration},
+    exit::Exit,
+    failure::Failure,
+    output::{Format, Shown, Table},
+    shards::{Answers, Shards},
+    told, view, words,
+};
+
+#[derive(Debug, Args)]
+pub struct EventsArgs {
+    /// Go on with what happens from now on
+    #[arg(long, short = 'f')]
+    follow: bool,
+    /// What happened in this time [default: all that the leaders remember; with --follow nothing]
+    #[arg(long, value_name = "DURATION", value_parser = duration)]
+    since: Option<Duration>,
+    /// Only of this group
+    #[arg(long)]
+    group: Option<String>,
+    /// Only of this instance
+    #[arg(long)]
+    instance: Option<String>,
+    /// Only this severe, or more
+    #[arg(long, value_enum, default_value_t = Least::Info)]
+    min_severity: Least,
+    #[command(flatten)]
+    shards: ShardArgs,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+enum Least {
+    Debug,
+    Info,
+    Warning,
+    Error,
+}
+
+/// Shards may tell faster than a terminal scrolls.
+const QUEUE: usize = 256;
+
+pub async fn run(context: &Context, args: EventsArgs) -> Result<Exit, Failure> {
+    let shards = args.shards.shards(context).await?;
+    let least = match args.min_severity {
+        Least::Debug => Severity::Debug,
+        Least::Info => Severity::Info,
+        Least::Warning => Severity::Warning,
+        Least::Error => Severity::Error,
+    };
+    let request = WatchEventsRequest {
+        resume_token: String::new(),
+        min_severity: least.into(),
+        group: args.group.clone().unwrap_or_default(),
+        instance_id: args.instance.clone().unwrap_or_default(),
+    };
+    let since = args.since.map(|since| words::now().minus(since));
+    if args.follow {
+        return follow_all(context, &shards, &request, since).await;
+    }
+    let request = &request;
+    let mut answers = shards.each(|client| past(client, request.clone())).await;
+    for (_, events) in &mut answers.ok {
+        events.retain(|it| is_since(it, since));
+    }
+    show(context, &answers);
+    Ok(told::ended(context, &answers))
+}
+
+fn is_since(event: &Event, since: Option<Timestamp>) -> bool {
+    since.is_none_or(|since| view::time(event.at.as_ref()).is_none_or(|at| since <= at))
+}
+
+fn show(context: &Context, answers: &Answers<Vec<Event>>) {
+    let all = answers.ok.iter().flat_map(|(shard, events)| events.iter().map(move |it| (shard.as_str(), it)));
+    let mut all: Vec<(&str, &Event)> = all.collect();
+    all.sort_by_key(|(_, it)| view::time(it.at.as_ref()));
+    let mut table = Table::new(&["TIME", "SEVERITY", "SHARD", "GROUP", "INSTANCE", "REASON", "MESSAGE", "+ACTOR"]);
+    for (shard, it) in &all {
+        if 0 < it.dropped {
+            table.row(["...", "", shard, "", "", "", &format!("{} dropped", words::count(it.dropped, "event")), ""]);
+        }
+        let at = view::time(it.at.as_ref()).map(|it| it.to_string()).unwrap_or_default();
+        let severity = view::severity(it.severity());
+        table.row([&at, severity, shard, &it.group, &it.instance_id, &it.reason, &it.message, &it.actor]);
+    }
+    context.output.show(&Shown {
+        document: json!({
+            "events": all.iter().map(|(shard, it)| view::event(shard, it)).collect::<Vec<_>>(),
+            "errors": told::documents(&answers.errors),
+        }),
+        table,
+        names: all.iter().map(|(_, it)| it.reason.clone()).collect(),
+    });
+}
+
+/// Until somebody stops it. A shard that cannot be reached is said to be, and waited for.
+async fn follow_all(
+    context: &Context,
+    shards: &Shards,
+    request: &WatchEventsRequest,
+    since: Option<Timestamp>,
+) -> Result<Exit, Failure> {
+    let (sender, mut told) = mpsc::channel(QUEUE);
+    let streams = shards.targets().iter().map(|it| follow(shards, it, request, since.is_some(), sender.clone()));
+    let mut following = Box::pin(futures::future::join_all(streams));
+    let mut stop = StopSignals::listen().map_err(|error| Failure::failed("listen for signals").because(error))?;
+    loop {
+        let one = tokio::select! {
+            biased;
+            _ = stop.next() => return Ok(Exit::Interrupted),
+            Some(one) = told.recv() => one,
+            // They end only when they were refused for good.
+            _ = &mut following => return Ok(Exit::Failed),
+        };
+        match one {
+            Told::Event { shard, event } if is_since(&event, since) => item(context, &shard, &event),
+            Told::Event { .. } => {}
+            Told::Note { shard, text } => context.output.note(&format!("note: {shard}: {text}")),
+            Told::Refused(error) => {
+                told::refusals(context, std::slice::from_ref(&error));
+                return Ok(Exit::of(error.code));
+            }
+        }
+    }
+}
+
+fn item(context: &Context, shard: &str, event: &Event) {
+    if 0 < event.dropped && matches!(context.output.format, Format::Table | Format::Wide) {
+        // In JSON the event itself says it.
+        context
+            .output
+            .item(&json!(null), || format!("... {} dropped in {shard}", words::count(event.dropped, "event")));
+    }
+    context.output.item(&view::event(shard, event), || line(shard, event));
+}
+
+/// One line: a stream has no columns that could be measured.
+fn line(shard: &str, it: &Event) -> String {
+    let at = view::time(it.at.as_ref()).map(|it| it.to_string()).unwrap_or_default();
+    let of = [it.group.as_str(), &it.instance_id].into_iter().filter(|it| !it.is_empty()).collect::<Vec<_>>().join("/");
+    let of = if of.is_empty() { "-".to_owned() } else { of };
+    format!("{at}  {:<7}  {shard}  {of}  {}  {}", view::severity(it.severity()), it.reason, it.message)
+}
