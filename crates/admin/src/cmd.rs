@@ -1,6 +1,7 @@
 //! The commands.
 
 pub mod config;
+pub mod drains;
 pub mod events;
 pub mod explain;
 pub mod group;
@@ -39,6 +40,8 @@ pub enum Command {
     Group(group::GroupArgs),
     /// Look at instances, make, replace, drain and delete them, and ask why they are as they are
     Instance(instance::InstanceArgs),
+    /// Show who is being drained
+    Drains(drains::DrainsArgs),
     /// Show what the planner would do now, and what it holds back
     Plan(plan::PlanArgs),
     /// Show the facts, decisions and holds behind a group or an instance
@@ -58,6 +61,7 @@ impl Command {
             Self::Config(args) => config::run(context, args).await,
             Self::Group(args) => group::run(context, args).await,
             Self::Instance(args) => instance::run(context, args).await,
+            Self::Drains(args) => drains::run(context, args).await,
             Self::Plan(args) => plan::run(context, args).await,
             Self::Explain(args) => explain::run(context, args).await,
             Self::Events(args) => events::run(context, args).await,
