@@ -161,6 +161,20 @@ impl ShardArgs {
     }
 }
 
+/// Renews the identity of a process that runs for long.
+pub(crate) async fn keep_identity(context: Context, shards: Shards) {
+    loop {
+        tokio::time::sleep(LOOK_AT_IDENTITY).await;
+        if shards.identity().is_renewal_due(SystemClock.now()) {
+            renew(&context, &shards).await;
+            shards.forget_connections();
+        }
+    }
+}
+
+/// Often, compared with a third of a certificate's life.
+const LOOK_AT_IDENTITY: Duration = Duration::from_secs(600);
+
 /// By any shard that answers. A failure costs nothing yet: the old certificate is good for as long again as it takes to try.
 async fn renew(context: &Context, shards: &Shards) {
     let mut last = None;

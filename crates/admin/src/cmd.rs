@@ -48,6 +48,8 @@ pub enum Command {
     Explain(explain::ExplainArgs),
     /// Show what happened, and follow what happens
     Events(events::EventsArgs),
+    /// Serve the shards over HTTP, with an OpenAPI document at /openapi.json
+    Serve(crate::serve::ServeArgs),
 }
 
 impl Command {
@@ -65,6 +67,7 @@ impl Command {
             Self::Plan(args) => plan::run(context, args).await,
             Self::Explain(args) => explain::run(context, args).await,
             Self::Events(args) => events::run(context, args).await,
+            Self::Serve(args) => crate::serve::run(context, args).await,
         }
     }
 }

@@ -18,5 +18,6 @@ pub mod view;
 pub mod words;
 
 pub mod cmd;
+pub mod serve;
 
 pub mod cli;

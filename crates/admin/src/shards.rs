@@ -7,7 +7,13 @@ mod client;
 mod dial;
 pub mod identity;
 
-use std::{fmt, str::FromStr, sync::Arc, time::Duration};
+use std::{
+    collections::BTreeMap,
+    fmt,
+    str::FromStr,
+    sync::{Arc, Mutex, PoisonError},
+    time::Duration,
+};
 
 use futures::future::join_all;
 use nstance_identity::link::Address;
@@ -125,11 +131,27 @@ pub struct Shards {
     targets: Vec<Target>,
     identity: Arc<Identity>,
     timeout: Duration,
+    /// Open connections by shard, for a process that asks more than once.
+    kept: Option<Arc<Mutex<BTreeMap<String, Client>>>>,
 }
 
 impl Shards {
     pub fn new(targets: Targets, identity: Identity, timeout: Duration) -> Self {
-        Self { targets: targets.0, identity: Arc::new(identity), timeout }
+        Self { targets: targets.0, identity: Arc::new(identity), timeout, kept: None }
+    }
+
+    /// The same, with connections that stay open from one question to the next.
+    #[must_use]
+    pub fn keeping_connections(mut self) -> Self {
+        self.kept = Some(Arc::default());
+        self
+    }
+
+    /// The next question to each shard opens a connection anew.
+    pub fn forget_connections(&self) {
+        if let Some(kept) = &self.kept {
+            kept.lock().unwrap_or_else(PoisonError::into_inner).clear();
+        }
     }
 
     pub fn targets(&self) -> &[Target] {
@@ -153,12 +175,31 @@ impl Shards {
             }
         }
         let targets = self.targets.iter().filter(|it| names.contains(&it.shard)).cloned().collect();
-        Ok(Self { targets, identity: self.identity.clone(), timeout: self.timeout })
+        Ok(Self { targets, ..self.clone() })
     }
 
-    /// Opens a connection to one shard's leader.
+    /// Opens a connection to one shard's leader, or takes the one that is open.
     pub async fn connect(&self, target: &Target) -> Result<Client, ShardError> {
-        dial::connect(target, &self.identity).await
+        let Some(kept) = &self.kept else { return dial::connect(target, &self.identity).await };
+        let open = kept.lock().unwrap_or_else(PoisonError::into_inner).get(&target.shard).cloned();
+        if let Some(client) = open {
+            return Ok(client);
+        }
+        let client = dial::connect(target, &self.identity).await?;
+        kept.lock().unwrap_or_else(PoisonError::into_inner).insert(target.shard.clone(), client.clone());
+        Ok(client)
+    }
+
+    /// Whether an answer came from no server but from a connection that is of no use any more. If so, it is forgotten.
+    fn is_dead(&self, target: &Target, status: &Status) -> bool {
+        let Some(kept) = &self.kept else { return false };
+        let dead = match status.code() {
+            Code::Unavailable | Code::Unknown | Code::Cancelled => reason_of(status).is_none(),
+            // It may be for the certificate that the connection was opened with.
+            Code::Unauthenticated => true,
+            _ => false,
+        };
+        dead && kept.lock().unwrap_or_else(PoisonError::into_inner).remove(&target.shard).is_some()
     }
 
     /// Asks all shards the same, beside each other. Each has the whole timeout, connecting included.
@@ -170,7 +211,12 @@ impl Shards {
         let asked = join_all(self.targets.iter().map(|target| async move {
             let answer = async {
                 let client = self.connect(target).await?;
-                ask(client).await.map_err(|status| ShardError::of(&target.shard, &status))
+                let asked = match ask(client).await {
+                    // All calls may be repeated: they name an end state, or carry an id of their own.
+                    Err(status) if self.is_dead(target, &status) => ask(self.connect(target).await?).await,
+                    asked => asked,
+                };
+                asked.map_err(|status| ShardError::of(&target.shard, &status))
             };
             let late = |_| {
                 let message = format!("no answer within {} s", self.timeout.as_secs_f64());
