@@ -1,7 +1,7 @@
 # Thin aliases; the logic lives in nstance-dev, where it is typed and tested.
 CARGO ?= cargo
 
-.PHONY: dev dev-ha clean-dev test sim lint build nstance-server nstance-agent nstance-agent-static nstance-dev bench-micro
+.PHONY: dev dev-ha clean-dev test sim lint build nstance-server nstance-agent nstance-agent-static nstance-admin nstance-dev bench-micro
 
 dev: build
 	./target/debug/nstance-dev up
@@ -30,7 +30,7 @@ lint:
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --locked -p nstance-dev --test 'sim_*' -- -D warnings
 
-nstance-server nstance-dev:
+nstance-server nstance-admin nstance-dev:
 	$(CARGO) build --locked --release -p $@
 	mkdir -p bin && cp target/release/$@ bin/
 

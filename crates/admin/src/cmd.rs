@@ -26,14 +26,6 @@ use crate::{args::Context, exit::Exit, failure::Failure};
 pub enum Command {
     /// Show every shard: whether it answers, who leads it, since which epoch, and what it has
     Shards(shards::ShardsArgs),
-    /// Print the script that teaches a shell to complete commands, groups and instances
-    Completion(completion::CompletionArgs),
-    /// Print or write the manual pages
-    Man(man::ManArgs),
-    /// Show the value of every flag and where it came from
-    Env(env::EnvArgs),
-    /// Show our version and those of the servers
-    Version(version::VersionArgs),
     /// Look at the config of each shard, apply a changed one, check a new one
     Config(config::ConfigArgs),
     /// Look at groups, make them, scale them, delete them
@@ -50,6 +42,14 @@ pub enum Command {
     Events(events::EventsArgs),
     /// Serve the shards over HTTP, with an OpenAPI document at /openapi.json
     Serve(crate::serve::ServeArgs),
+    /// Print the script that teaches a shell to complete commands, groups and instances
+    Completion(completion::CompletionArgs),
+    /// Print or write the manual pages
+    Man(man::ManArgs),
+    /// Show the value of every flag and where it came from
+    Env(env::EnvArgs),
+    /// Show our version and those of the servers
+    Version(version::VersionArgs),
 }
 
 impl Command {
