@@ -462,12 +462,7 @@ impl State {
                 if registered {
                     self.lost.insert(id);
                 }
-                let it = self.group(&group);
-                it.created.retain(|at| now.since(*at) < window);
-                if counts_as_create && now.since(created_at) < window {
-                    it.created.push_back(created_at);
-                    it.created.make_contiguous().sort_unstable();
-                }
+                self.group(&group).count(counts_as_create.then_some(created_at), window, now);
             }
         }
         let it = self.group(&group);
@@ -532,6 +527,18 @@ pub fn is_dead(seen: Seen) -> bool {
 }
 
 impl GroupState {
+    /// Takes a create into the runaway window, and forgets those that have left it. They stand in order, so neither
+    /// needs a walk: at a take-over thousands come one after another.
+    fn count(&mut self, created_at: Option<Timestamp>, window: Duration, now: Timestamp) {
+        while self.created.front().is_some_and(|at| window <= now.since(*at)) {
+            self.created.pop_front();
+        }
+        if let Some(created_at) = created_at.filter(|at| now.since(*at) < window) {
+            let place = self.created.partition_point(|at| *at <= created_at);
+            self.created.insert(place, created_at);
+        }
+    }
+
     /// Takes a create out of the runaway window: it was refused, or never sent. Only what was accepted, or may have
     /// been, counts there.
     pub fn uncount(&mut self, created_at: Timestamp) {
@@ -582,5 +589,27 @@ impl GroupState {
                 until: block.until,
             })
             .collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_runaway_window_is_in_order_however_creates_come_and_forgets_what_left_it() {
+        let (at, window) = (Timestamp::from_millis, Duration::from_millis(100));
+        let mut group = GroupState::default();
+        for created in [50, 10, 90, 30, 30, 70] {
+            group.count(Some(at(created)), window, at(100));
+        }
+        assert_eq!(group.created, [10, 30, 30, 50, 70, 90].map(at));
+        // What is too old already never enters, and who comes without a create lets the others go all the same.
+        group.count(Some(at(20)), window, at(130));
+        assert_eq!(group.created, [50, 70, 90].map(at));
+        group.count(None, window, at(180));
+        assert_eq!(group.created, [90].map(at));
+        group.uncount(at(90));
+        assert!(group.created.is_empty());
     }
 }
