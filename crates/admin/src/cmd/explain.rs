@@ -31,6 +31,7 @@ enum Subject {
 
 #[derive(Debug, Args)]
 struct GroupArgs {
+    /// Name of the group
     group: String,
     #[command(flatten)]
     shards: ShardArgs,
@@ -38,6 +39,7 @@ struct GroupArgs {
 
 #[derive(Debug, Args)]
 struct InstanceArgs {
+    /// Id of the instance
     id: String,
     #[command(flatten)]
     shards: ShardArgs,

@@ -31,9 +31,9 @@ pub struct PlanArgs {
 }
 
 fn sized(text: &str) -> Result<(String, i32), String> {
-    let (group, size) = pair(text)?;
-    let size = size.parse().ok().filter(|size| (0..=10_000).contains(size));
-    size.map(|size| (group, size)).ok_or_else(|| format!("`{text}`: expected GROUP=SIZE with a size of 0 to 10000"))
+    let size = |text: &str| text.parse().ok().filter(|size| (0..=10_000).contains(size));
+    let parsed = pair(text).ok().and_then(|(group, rest)| Some((group, size(&rest)?)));
+    parsed.ok_or_else(|| format!("`{text}`: expected GROUP=SIZE with a size of 0 to 10000"))
 }
 
 pub async fn run(context: &Context, args: PlanArgs) -> Result<Exit, Failure> {

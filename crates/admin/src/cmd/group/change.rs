@@ -17,6 +17,7 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(super) struct CreateArgs {
+    /// Name of the group
     group: String,
     /// Template of the config that its instances are made from
     #[arg(long)]
@@ -127,6 +128,7 @@ impl Field {
 
 #[derive(Debug, Args)]
 pub(super) struct SetArgs {
+    /// Name of the group
     group: String,
     #[command(flatten)]
     settings: Settings,

@@ -17,6 +17,7 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(super) struct DeleteArgs {
+    /// Name of the group
     group: String,
     /// Only if the group still has this version
     #[arg(long)]

@@ -30,6 +30,9 @@ pub(super) async fn run(context: &Context, args: ListArgs) -> Result<Exit, Failu
 
 /// Groups that shards answered with one by one.
 pub(super) fn show(context: &Context, answers: &Answers<GroupStatus>) {
+    if answers.ok.is_empty() && context.output.is_for_people() {
+        return; // what went wrong is told elsewhere, and a table of nothing tells nothing
+    }
     let groups: Vec<_> = answers.ok.iter().map(|(shard, group)| (shard.as_str(), group)).collect();
     context.output.show(&shown(&groups, &answers.errors));
 }

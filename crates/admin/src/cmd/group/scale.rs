@@ -23,9 +23,10 @@ const MAX_SIZE: i64 = 10_000;
 
 #[derive(Debug, Args)]
 pub(super) struct ScaleArgs {
+    /// Name of the group
     group: String,
     /// Instances in each chosen shard, or in all of them together with --total
-    #[arg(value_parser = clap::value_parser!(u32).range(0..=64 * MAX_SIZE))]
+    #[arg(value_parser = clap::value_parser!(u32).range(0..=64 * MAX_SIZE), allow_negative_numbers = true)]
     size: u32,
     /// SIZE is for all chosen shards together: the smallest grow first, the largest shrink first
     #[arg(long)]

@@ -22,6 +22,7 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(super) struct StatusArgs {
+    /// Name of the group
     group: String,
     /// Show it again whenever it changes
     #[arg(long)]

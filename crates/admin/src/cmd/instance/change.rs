@@ -20,6 +20,7 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(super) struct DeleteArgs {
+    /// Id of the instance
     id: String,
     /// Take one off the group's size in the same write
     #[arg(long)]
@@ -39,6 +40,7 @@ pub(super) struct DeleteArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct ReplaceArgs {
+    /// Id of the instance
     id: String,
     /// Why, for its record and the events
     #[arg(long, default_value = "")]
@@ -55,6 +57,7 @@ pub(super) struct ReplaceArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct DrainArgs {
+    /// Id of the instance
     id: String,
     /// Give the drain less time than its group does
     #[arg(long, value_name = "DURATION", value_parser = duration)]
@@ -68,6 +71,7 @@ pub(super) struct DrainArgs {
 
 #[derive(Debug, Args)]
 pub(super) struct AckArgs {
+    /// Id of the instance
     id: String,
     /// Only this drain, as `drains` shows it
     #[arg(long, default_value = "")]

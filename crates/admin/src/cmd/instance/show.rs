@@ -20,6 +20,7 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(super) struct ShowArgs {
+    /// Id of the instance
     id: String,
     #[command(flatten)]
     shards: ShardArgs,

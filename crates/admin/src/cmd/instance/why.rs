@@ -19,6 +19,7 @@ use crate::{
 
 #[derive(Debug, Args)]
 pub(super) struct WhyArgs {
+    /// Id of the instance
     id: String,
     #[command(flatten)]
     shards: ShardArgs,
@@ -116,10 +117,8 @@ pub(super) fn timeline(it: &InstanceStatusResponse, history: &[Event]) -> Vec<Mo
     }
     for stage in it.boot.iter().flat_map(|boot| &boot.stages) {
         let detail = if stage.detail.is_empty() { String::new() } else { format!(": {}", stage.detail) };
-        push(stage.started.as_ref(), format!("boot stage {} began", stage.name));
-        if stage.state != "running" {
-            push(stage.ended.as_ref(), format!("boot stage {} {}{detail}", stage.name, stage.state));
-        }
+        let at = stage.ended.as_ref().or(stage.started.as_ref());
+        push(at, format!("boot stage {} {}{detail}", stage.name, stage.state));
     }
     for event in history {
         let message = if event.message.is_empty() { String::new() } else { format!(": {}", event.message) };
