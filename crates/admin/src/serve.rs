@@ -17,6 +17,9 @@ mod schema;
 mod schemas;
 mod tokens;
 
+#[cfg(test)]
+mod tests;
+
 use std::{
     net::{IpAddr, SocketAddr},
     path::PathBuf,

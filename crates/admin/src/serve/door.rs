@@ -37,7 +37,7 @@ pub(super) struct Peer {
 /// Answers a request, whatever it is.
 pub(super) async fn answer(app: Arc<App>, peer: Peer, mut request: Request<Body>) -> Response<Body> {
     let request_id = request_id(&app, request.headers());
-    let (method, path) = (request.method().clone(), request.uri().path().to_owned());
+    let (method, asked) = (request.method().clone(), request.uri().path_and_query().map(ToString::to_string));
     // A HEAD is a GET whose body the connection leaves out.
     if request.method() == Method::HEAD {
         *request.method_mut() = Method::GET;
@@ -53,7 +53,8 @@ pub(super) async fn answer(app: Arc<App>, peer: Peer, mut request: Request<Body>
     app.metrics.count(&method, route.map_or("", |it| it.path), reply.status);
     if let (Some(Route { access: Access::Change, id, .. }), Some(caller)) = (route, &seen.caller) {
         let (status, address) = (reply.status.as_u16(), peer.address);
-        tracing::info!(audit = true, who = %caller, what = %id, %path, %address, status, %request_id, "change asked for");
+        let asked = asked.unwrap_or_default();
+        tracing::info!(audit = true, who = %caller, what = %id, %asked, %address, status, %request_id, "change asked for");
     }
     let mut response = reply.into_response();
     for (name, value) in HEADERS {

@@ -21,9 +21,6 @@ fn names(call: &Call) -> Vec<String> {
 /// The shards that are named, else all: for routes that only look.
 fn looked_at(app: &App, call: &Call) -> Result<Shards, Trouble> {
     let names = names(call);
-    if !names.is_empty() && call.flag("all_shards") {
-        return Err(Trouble::bad_request(vec![problem("all_shards", "is said together with shard")]));
-    }
     if names.is_empty() {
         return Ok(app.shards.clone());
     }
@@ -33,6 +30,10 @@ fn looked_at(app: &App, call: &Call) -> Result<Shards, Trouble> {
 /// The same for routes that change something: which shards must be said, unless there is but one.
 fn chosen(app: &App, call: &Call) -> Result<Shards, Trouble> {
     let shards = looked_at(app, call)?;
+    if !names(call).is_empty() && call.flag("all_shards") {
+        // One of the two was not meant, and it is not for us to say which.
+        return Err(Trouble::bad_request(vec![problem("all_shards", "is said together with shard")]));
+    }
     if names(call).is_empty() && !call.flag("all_shards") && 1 < shards.targets().len() {
         return Err(Trouble::bad_request(vec![problem("shard", &which(app))])
             .hint("add ?shard=NAME (repeatable) or ?all_shards=true"));

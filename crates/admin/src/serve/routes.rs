@@ -148,10 +148,12 @@ impl Table<'_> {
 
     /// A route that asks the shards that are named, or all.
     fn on_shards(&self, route: Made) -> Made {
-        route
-            .query("shard", self.shard(), "Only this shard; repeatable")
-            .query("all_shards", boolean(), "All shards, said outright; not together with shard")
-            .asking()
+        route.query("shard", self.shard(), "Only this shard; repeatable").asking()
+    }
+
+    /// A route that changes several shards: which ones must be said, unless there is but one.
+    fn on_chosen(&self, route: Made) -> Made {
+        self.on_shards(route).query("all_shards", boolean(), "All shards; not together with shard").change()
     }
 
     fn configs(&self) -> [Made; 2] {
@@ -160,10 +162,11 @@ impl Table<'_> {
         let asked = closed(&[], [("confirm_removals", boolean()), ("dry_run", boolean())]);
         [
             self.on_shards(route(Method::GET, "/config/status", "config_status", status, handler!(config::status)))
+                .query("all_shards", boolean(), "All shards; the same as no shard")
                 .json(200, "Of all shards", wrapped("shards", named("ConfigStatus")))
                 .json(207, "Of some shards", wrapped("shards", named("ConfigStatus")))
                 .unchanged(),
-            self.on_shards(route(
+            self.on_chosen(route(
                 Method::POST,
                 "/config/refresh",
                 "config_refresh",
@@ -171,7 +174,6 @@ impl Table<'_> {
                 handler!(config::refresh),
             ))
             .body(asked)
-            .change()
             .json(200, "In force", wrapped("shards", named("Refreshed")))
             .json(207, "At some shards", wrapped("shards", named("Refreshed")))
             .unchanged(),
@@ -184,7 +186,7 @@ impl Table<'_> {
         let dry_run = "Say what would happen, and do nothing";
         let one_of = |names: [&str; 2]| json!({"anyOf": names.map(named)});
         [
-            self.on_shards(route(
+            self.on_chosen(route(
                 Method::POST,
                 "/group/scale",
                 "group_scale",
@@ -192,7 +194,6 @@ impl Table<'_> {
                 handler!(groups::scale),
             ))
             .body(named("Scale"))
-            .change()
             .json(200, "All shards have the new size", wrapped("results", named("Scaled")))
             .json(207, "Some shards have", wrapped("results", named("Scaled"))),
             self.on_shards(route(Method::GET, "/api/v1/groups", "groups", "All groups", handler!(groups::list)))
@@ -210,7 +211,7 @@ impl Table<'_> {
             .json(207, "Of some shards", groups())
             .unchanged()
             .error(404),
-            self.on_shards(key(route(
+            self.on_chosen(key(route(
                 Method::PUT,
                 "/api/v1/groups/{group}",
                 "group_put",
@@ -220,11 +221,10 @@ impl Table<'_> {
             .query("dry_run", boolean(), dry_run)
             .if_match()
             .body(named("GroupConfig"))
-            .change()
             .json(200, "Changed, or what would happen", wrapped("groups", one_of(["GroupDone", "GroupRehearsed"])))
             .json(201, "Made at all shards", wrapped("groups", named("GroupDone")))
             .json(207, "At some shards", wrapped("groups", one_of(["GroupDone", "GroupRehearsed"]))),
-            self.on_shards(key(route(
+            self.on_chosen(key(route(
                 Method::DELETE,
                 "/api/v1/groups/{group}",
                 "group_delete",
@@ -233,7 +233,6 @@ impl Table<'_> {
             )))
             .query("dry_run", boolean(), dry_run)
             .if_match()
-            .change()
             .json(200, "What would happen", wrapped("groups", named("GroupDeleted")))
             .json(202, "It begins", wrapped("groups", named("GroupDeleted")))
             .json(207, "At some shards", wrapped("groups", named("GroupDeleted"))),
