@@ -28,10 +28,7 @@ use nstance_core::{
 use nstance_rt::{backoff::Backoff, chain::Chain, lane::Lane, tasks::Tasks};
 use nstance_store::{
     cache::Cache,
-    election::{
-        Bid, ElectionError, Held, Identity, LeaseKeeper, LeaseRecord, Observation, Renewal, Timing, follow::Follower,
-        may_bid,
-    },
+    election::{Held, Identity, LeaseKeeper, LeaseRecord, Timing, during::while_holding, follow::Follower},
     rebuild::{RebuildError, Rebuilt, rebuild},
     records::lease_key,
 };
@@ -64,8 +61,6 @@ use crate::{
     world::World,
 };
 
-/// How often a server that waits for the cluster's lease looks at it.
-const FOLLOW: Duration = Duration::from_secs(1);
 /// Writes on their way are waited for so long before a hand-over.
 const WRITES: Duration = Duration::from_millis(150);
 const RELEASE: Duration = Duration::from_secs(2);
@@ -160,43 +155,6 @@ where
 {
     let keeper = candidate.keeper(&candidate.store, lease_key(None), Timing::CLUSTER);
     while_holding(&keeper, candidate.clock.as_ref(), work).await?.context("make CA and nonce key")
-}
-
-/// A lease could not be held for as long as some work took.
-#[derive(Debug, thiserror::Error)]
-pub enum HoldError {
-    #[error("take the cluster lease")]
-    Election(#[source] ElectionError),
-    #[error("the cluster lease was lost meanwhile; look at what became of the work, and repeat it")]
-    Lost,
-}
-
-/// Waits for a lease, does `work` while holding it, and gives it back.
-pub async fn while_holding<T>(
-    keeper: &LeaseKeeper,
-    clock: &dyn Clock,
-    work: impl Future<Output = T>,
-) -> Result<T, HoldError> {
-    let mut seen: Option<Observation> = None;
-    let mut held = loop {
-        let look = keeper.look(seen.as_ref()).await.map_err(HoldError::Election)?;
-        match may_bid(&look, clock.monotonic(), keeper.identity()) {
-            Bid::Yes { reason, .. } => match keeper.acquire(&look, reason, Epoch(0)).await {
-                Ok(held) => break held,
-                Err(ElectionError::Taken { .. } | ElectionError::Gone { .. }) => {}
-                Err(error) => return Err(HoldError::Election(error)),
-            },
-            Bid::No { .. } => {}
-        }
-        seen = Some(look);
-        tokio::time::sleep(FOLLOW).await;
-    };
-    let done = renewing(keeper, &mut held, work).await.ok_or(HoldError::Lost)?;
-    // Not giving it back only makes the next one wait.
-    if let Err(error) = keeper.release(held).await {
-        tracing::warn!(error = %Chain(&error), "cluster lease not released");
-    }
-    Ok(done)
 }
 
 /// What a server needs to stand for leadership, over and over.
@@ -447,24 +405,6 @@ async fn read_state(shared: &Shared, cache: &Cache, holding: &Holding) -> Result
             }
         }
         tokio::time::sleep(backoff.next(shared.entropy.as_ref())).await;
-    }
-}
-
-/// Does `work` while the lease is kept. `None` if the lease was lost meanwhile.
-async fn renewing<T>(keeper: &LeaseKeeper, held: &mut Held, work: impl Future<Output = T>) -> Option<T> {
-    tokio::pin!(work);
-    let mut wait = keeper.timing().renew_interval;
-    loop {
-        tokio::select! {
-            biased;
-            done = &mut work => return Some(done),
-            () = tokio::time::sleep(wait) => {}
-        }
-        wait = match keeper.renew(held).await {
-            Renewal::Extended { .. } => keeper.timing().renew_interval,
-            Renewal::Retry { after, .. } => after,
-            Renewal::Lost => return None,
-        };
     }
 }
 

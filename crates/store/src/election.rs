@@ -31,6 +31,7 @@ use crate::{
     retry,
 };
 
+pub mod during;
 pub mod follow;
 pub mod hold;
 

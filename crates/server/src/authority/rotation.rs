@@ -24,13 +24,15 @@ use nstance_identity::{
 };
 use nstance_store::{
     cas::Records,
-    election::{Identity, LeaseKeeper, Timing},
+    election::{
+        Identity, LeaseKeeper, Timing,
+        during::{HoldError, while_holding},
+    },
     records::{ca_crt_key, lease_key},
 };
 
 use self::census::Census;
 use super::{AuthorityError, new_ca_certificate, read_ca_key, read_key, retry, store_key};
-use crate::lead::{HoldError, while_holding};
 
 /// From the start of a rotation to the earliest moment at which the new CA may issue.
 const OVERLAP: Duration = Duration::from_secs(15 * 60);
