@@ -12,6 +12,9 @@ mod defaults;
 pub mod shards;
 pub mod wait;
 
+pub mod issue;
+pub mod rotation;
+
 pub mod output;
 pub mod told;
 pub mod view;

@@ -2,7 +2,7 @@
 //!
 //! Keys, the cluster's CA, the certificates it issues, registration nonces, what a shown certificate says about its
 //! holder, and the TLS settings that carry all of it. Everything here is a function of its arguments: time and chance
-//! are handed in, nothing is read from disk, nothing is sent. Whether an identity is *still* welcome (the live state of
+//! are handed in, nothing is read from disk, nothing is sent; keys are kept through a port. Whether an identity is *still* welcome (the live state of
 //! instance and operator records) is decided by the server.
 //!
 //! Invariants:
@@ -22,6 +22,8 @@ pub mod role;
 pub mod subject;
 
 pub mod ca;
+
+pub mod vault;
 
 pub mod issue;
 

@@ -3,10 +3,9 @@
 //! A CA is made in two steps, each of which may be the last before a crash: the key under its own name, then the
 //! certificate of the key *that is stored*. Creating `ca.crt` is the commit; whoever loses a race uses the winner's.
 //!
-//! The CA may be replaced while we run: `keep.rs` follows the stored bundle, `rotation.rs` changes it.
+//! The CA may be replaced while we run: `keep.rs` follows the stored bundle, which the admin tool changes.
 
 pub mod keep;
-pub mod rotation;
 
 use std::{
     sync::{Arc, Mutex, PoisonError, RwLock},
@@ -19,20 +18,18 @@ use nstance_core::{
     ports::{
         clock::{Clock, Entropy},
         objects::{Condition, ObjectStore, StoreError, StoreFault},
-        secrets::{Secret, Secrets},
+        secrets::Secrets,
     },
     time::Timestamp,
 };
 use nstance_identity::{
-    ca::{
-        Bundle, CA_KEY_SECRET, Ca, CaError, CaProfile, CaStep, NONCE_KEY_SECRET, ca_key_secret, ca_step,
-        make_ca_certificate,
-    },
+    ca::{Bundle, CA_KEY_SECRET, Ca, CaError, CaProfile, CaStep, NONCE_KEY_SECRET, ca_step, make_ca_certificate},
     issue::{FileProfile, IssueError, Issued, SERVER_TTL, ServerProfile},
     keys::{KeyError, KeyPair, PublicKey},
     nonce::{AgentNonce, NonceKeys, sign_agent_nonce},
     renew::renew_at,
     tls::{ClientTrust, ServerIdentity, TlsError},
+    vault::{VaultError, read_ca_key, read_key, store_key},
 };
 use nstance_store::{
     cache::Cache,
@@ -69,6 +66,15 @@ pub enum AuthorityError {
     Issue(#[source] IssueError),
     #[error("use the server's certificate")]
     Tls(#[source] TlsError),
+}
+
+impl From<VaultError> for AuthorityError {
+    fn from(error: VaultError) -> Self {
+        match error {
+            VaultError::Store { what, source } => Self::Store { what, source },
+            VaultError::Key { name, source } => Self::Key { name, source },
+        }
+    }
 }
 
 /// What a step of making the CA needs of its caller: the cluster lease.
@@ -120,12 +126,12 @@ impl Vault<'_> {
     }
 
     async fn key(&self, name: &str) -> Result<Option<KeyPair>, AuthorityError> {
-        read_key(self.secrets, name).await
+        Ok(read_key(self.secrets, name).await?)
     }
 
     async fn ca_key(&self, bundle: Option<&Bundle>) -> Result<Option<KeyPair>, AuthorityError> {
         match bundle {
-            Some(bundle) => read_ca_key(self.secrets, &bundle.issuer().fingerprint).await,
+            Some(bundle) => Ok(read_ca_key(self.secrets, &bundle.issuer().fingerprint).await?),
             None => self.key(CA_KEY_SECRET).await,
         }
     }
@@ -194,8 +200,8 @@ impl Vault<'_> {
 
     async fn create_key(&self, name: &str) -> Result<(), AuthorityError> {
         match store_key(self.secrets, name, &KeyPair::generate(self.entropy)).await {
-            Err(AuthorityError::Store { source, .. }) if retry(&source) => Ok(()),
-            created => created,
+            Err(VaultError::Store { source, .. }) if retry(&source) => Ok(()),
+            created => Ok(created?),
         }
     }
 
@@ -218,30 +224,6 @@ impl Vault<'_> {
         let source = StoreError::new("get", what, StoreFault::NotFound, "missing");
         AuthorityError::Store { what: what.to_owned(), source }
     }
-}
-
-async fn read_key(secrets: &dyn Secrets, name: &str) -> Result<Option<KeyPair>, AuthorityError> {
-    match secrets.get(name).await {
-        Ok(secret) => KeyPair::from_pkcs8_pem(&secret.0)
-            .map(Some)
-            .map_err(|source| AuthorityError::Key { name: name.to_owned(), source }),
-        Err(error) if error.is_not_found() => Ok(None),
-        Err(source) => Err(AuthorityError::Store { what: name.to_owned(), source }),
-    }
-}
-
-/// A CA's key: under the certificate's own name, else under the first one's.
-async fn read_ca_key(secrets: &dyn Secrets, fingerprint: &str) -> Result<Option<KeyPair>, AuthorityError> {
-    match read_key(secrets, &ca_key_secret(fingerprint)).await? {
-        Some(key) => Ok(Some(key)),
-        None => read_key(secrets, CA_KEY_SECRET).await,
-    }
-}
-
-async fn store_key(secrets: &dyn Secrets, name: &str, key: &KeyPair) -> Result<(), AuthorityError> {
-    let secret = Secret(key.to_pkcs8_pem().as_bytes().to_vec());
-    let stored = secrets.create(name, &secret).await;
-    stored.map_err(|source| AuthorityError::Store { what: name.to_owned(), source })
 }
 
 /// A CA certificate of the key, logged before anybody can see it.

@@ -2,7 +2,7 @@
 //!
 //! The order of `cluster/ca.crt` is the whole state, so each step is one conditional put of that object, made under the
 //! cluster lease; whatever else a step makes is made before it, or swept up after it, and a crash in between leaves a
-//! state from which the step can be asked for again. Servers follow by themselves (`keep.rs`).
+//! state from which the step can be asked for again. Servers follow by themselves.
 //!
 //! A step that would cut somebody off is refused and says whom, unless it is forced.
 
@@ -13,14 +13,15 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use nstance_core::{
     ports::{
         clock::{Clock, Entropy},
-        objects::{Condition, ETag, ObjectStore, StoreError},
+        objects::{Condition, ETag, ObjectStore, StoreError, StoreFault},
         secrets::Secrets,
     },
     time::Timestamp,
 };
 use nstance_identity::{
-    ca::{Bundle, CA_KEY_SECRET, CaCertificate, CaProfile, ca_key_secret},
+    ca::{Bundle, CA_KEY_SECRET, CaCertificate, CaError, CaProfile, ca_key_secret},
     keys::KeyPair,
+    vault::{VaultError, read_ca_key, read_key, store_key},
 };
 use nstance_store::{
     cas::Records,
@@ -32,7 +33,7 @@ use nstance_store::{
 };
 
 use self::census::Census;
-use super::{AuthorityError, new_ca_certificate, read_ca_key, read_key, retry, store_key};
+use crate::issue::{IssueError, new_ca_certificate};
 
 /// From the start of a rotation to the earliest moment at which the new CA may issue.
 const OVERLAP: Duration = Duration::from_secs(15 * 60);
@@ -42,8 +43,19 @@ const NOTICED: Duration = Duration::from_secs(10 * 60);
 
 #[derive(Debug, thiserror::Error)]
 pub enum RotationError {
+    #[error("read or write {what}")]
+    Store { what: String, source: StoreError },
     #[error(transparent)]
-    Authority(#[from] AuthorityError),
+    Secret(#[from] VaultError),
+    #[error(transparent)]
+    Issue(#[from] IssueError),
+    #[error("read ca.crt")]
+    Ca(#[source] CaError),
+    #[error(
+        "ca.crt (fp {fingerprint}) has no matching key in {secrets}: restore secret ca.key, or run nstance-admin \
+         cluster rotate-ca --lost-key"
+    )]
+    KeyLost { fingerprint: String, secrets: String },
     #[error(transparent)]
     Lease(#[from] HoldError),
     #[error("there is no ca.crt in the store; start a server, which makes the first CA")]
@@ -249,9 +261,9 @@ impl Rotation {
             let old = stored.bundle.issuer();
             match self.key_of(old).await {
                 Ok(_) => return Err(RotationError::KeyIsThere { fingerprint: old.fingerprint.clone() }),
-                Err(AuthorityError::KeyLost { .. }) => {}
+                Err(RotationError::KeyLost { .. }) => {}
                 // Not being able to look is no loss.
-                Err(error) => return Err(error.into()),
+                Err(error) => return Err(error),
             }
             let census = self.census().await?;
             let new = self.make(old).await?;
@@ -270,9 +282,9 @@ impl Rotation {
         let object = match self.store.get(&key).await {
             Ok(object) => object,
             Err(error) if error.is_not_found() => return Err(RotationError::NoCa),
-            Err(source) => return Err(AuthorityError::Store { what: key, source }.into()),
+            Err(source) => return Err(RotationError::Store { what: key, source }),
         };
-        let bundle = Bundle::parse(&object.body).map_err(AuthorityError::Ca)?;
+        let bundle = Bundle::parse(&object.body).map_err(RotationError::Ca)?;
         Ok(Stored { stage: Stage::of(&bundle)?, bundle, etag: object.etag })
     }
 
@@ -280,9 +292,9 @@ impl Rotation {
         Census::read(self.store.as_ref()).await.map_err(RotationError::Census)
     }
 
-    async fn key_of(&self, ca: &CaCertificate) -> Result<KeyPair, AuthorityError> {
+    async fn key_of(&self, ca: &CaCertificate) -> Result<KeyPair, RotationError> {
         let key = read_ca_key(self.secrets.as_ref(), &ca.fingerprint).await?;
-        key.filter(|key| key.public_key() == ca.public_key).ok_or_else(|| AuthorityError::KeyLost {
+        key.filter(|key| key.public_key() == ca.public_key).ok_or_else(|| RotationError::KeyLost {
             fingerprint: ca.fingerprint.clone(),
             secrets: self.secrets.describe(),
         })
@@ -290,30 +302,30 @@ impl Rotation {
 
     /// Makes a CA that follows `old`: its key under its own name, then its certificate, logged. What a crash leaves
     /// behind is a key that nothing names.
-    async fn make(&self, old: &CaCertificate) -> Result<String, AuthorityError> {
+    async fn make(&self, old: &CaCertificate) -> Result<String, RotationError> {
         let key = KeyPair::generate(self.entropy.as_ref());
         store_key(self.secrets.as_ref(), &ca_key_secret(&key.fingerprint()), &key).await?;
         // The order of their birth tells a started rotation from an active one, and certificates count in seconds.
         let now = self.clock.now().max(old.made_at().plus(Duration::from_secs(1)));
-        new_ca_certificate(&key, &self.profile, &self.records, now, self.entropy.as_ref()).await
+        Ok(new_ca_certificate(&key, &self.profile, &self.records, now, self.entropy.as_ref()).await?)
     }
 
     /// The commit of a step.
     async fn put(&self, stored: &Stored, bundle: &[String], cut_off: Vec<String>) -> Result<Done, RotationError> {
         let (key, body) = (ca_crt_key(), bundle.concat());
-        let parsed = Bundle::parse(body.as_bytes()).map_err(AuthorityError::Ca)?;
+        let parsed = Bundle::parse(body.as_bytes()).map_err(RotationError::Ca)?;
         let condition = Condition::Match(stored.etag.clone());
         match self.store.put(&key, body.clone().into_bytes(), condition).await {
             Ok(_) => {}
             // Ours may have landed all the same; it is recognised by its content.
-            Err(error) if retry(&error) => {
+            Err(error) if matches!(error.fault, StoreFault::Precondition | StoreFault::Ambiguous) => {
                 let there = self.store.get(&key).await;
-                let there = there.map_err(|source| AuthorityError::Store { what: key, source })?;
+                let there = there.map_err(|source| RotationError::Store { what: key, source })?;
                 if there.body != body.as_bytes() {
                     return Err(RotationError::Raced);
                 }
             }
-            Err(source) => return Err(AuthorityError::Store { what: key, source }.into()),
+            Err(source) => return Err(RotationError::Store { what: key, source }),
         }
         let fingerprints = parsed.certificates().iter().map(|it| it.fingerprint.clone()).collect();
         tracing::info!(bundle = ?parsed, cut_off = cut_off.len(), "CA bundle changed");
@@ -321,12 +333,12 @@ impl Rotation {
     }
 
     /// Deletes the key of a CA that nobody trusts any more.
-    async fn forget(&self, ca: &CaCertificate) -> Result<(), AuthorityError> {
+    async fn forget(&self, ca: &CaCertificate) -> Result<(), RotationError> {
         for name in [ca_key_secret(&ca.fingerprint), CA_KEY_SECRET.to_owned()] {
             let key = read_key(self.secrets.as_ref(), &name).await?;
             if key.is_some_and(|key| key.public_key() == ca.public_key) {
                 let deleted = self.secrets.delete(&name).await;
-                deleted.map_err(|source| AuthorityError::Store { what: name, source })?;
+                deleted.map_err(|source| RotationError::Store { what: name, source })?;
             }
         }
         Ok(())

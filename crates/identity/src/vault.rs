@@ -1,0 +1,45 @@
+//! Keys in a secrets store, under their names. Whoever has the store and its key may use them: servers and the admin tool.
+
+use nstance_core::ports::{
+    objects::StoreError,
+    secrets::{Secret, Secrets},
+};
+
+use crate::{
+    ca::{CA_KEY_SECRET, ca_key_secret},
+    keys::{KeyError, KeyPair},
+};
+
+#[derive(Debug, thiserror::Error)]
+pub enum VaultError {
+    #[error("read or write {what}")]
+    Store { what: String, source: StoreError },
+    #[error("secret {name} does not hold a usable key; restore it")]
+    Key { name: String, source: KeyError },
+}
+
+/// `None` on the store's own word only.
+pub async fn read_key(secrets: &dyn Secrets, name: &str) -> Result<Option<KeyPair>, VaultError> {
+    match secrets.get(name).await {
+        Ok(secret) => KeyPair::from_pkcs8_pem(&secret.0)
+            .map(Some)
+            .map_err(|source| VaultError::Key { name: name.to_owned(), source }),
+        Err(error) if error.is_not_found() => Ok(None),
+        Err(source) => Err(VaultError::Store { what: name.to_owned(), source }),
+    }
+}
+
+/// A CA's key: under the certificate's own name, else under the first one's.
+pub async fn read_ca_key(secrets: &dyn Secrets, fingerprint: &str) -> Result<Option<KeyPair>, VaultError> {
+    match read_key(secrets, &ca_key_secret(fingerprint)).await? {
+        Some(key) => Ok(Some(key)),
+        None => read_key(secrets, CA_KEY_SECRET).await,
+    }
+}
+
+/// Create-if-absent.
+pub async fn store_key(secrets: &dyn Secrets, name: &str, key: &KeyPair) -> Result<(), VaultError> {
+    let secret = Secret(key.to_pkcs8_pem().as_bytes().to_vec());
+    let stored = secrets.create(name, &secret).await;
+    stored.map_err(|source| VaultError::Store { what: name.to_owned(), source })
+}
