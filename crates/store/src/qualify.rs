@@ -37,7 +37,26 @@ impl QualifyError {
     pub fn is_unsafe(&self) -> bool {
         matches!(self, Self::Unsafe { .. })
     }
+
+    /// How far it came.
+    pub fn step(&self) -> u8 {
+        match self {
+            Self::Unsafe { step, .. } | Self::Unreachable { step, .. } => *step,
+        }
+    }
 }
+
+/// What each step asks of a store, in their order; the first is step 1.
+pub const STEPS: [&str; 8] = [
+    "write",
+    "create-refuses-existing",
+    "update",
+    "update-refuses-wrong-etag",
+    "update-refuses-missing",
+    "read",
+    "list",
+    "delete",
+];
 
 /// Walks the eight steps. The probe object is removed again, whatever they show.
 pub async fn qualify(
@@ -46,8 +65,16 @@ pub async fn qualify(
     server: &ServerId,
     entropy: &dyn Entropy,
 ) -> Result<(), QualifyError> {
-    let key = probe_key(shard, server, &entropy::hex(entropy, 8));
-    let missing = probe_key(shard, server, &entropy::hex(entropy, 8));
+    qualify_at(store, |random| probe_key(shard, server, random), entropy).await
+}
+
+/// The same on keys of the caller's choice, each made of some random hex digits.
+pub async fn qualify_at(
+    store: &dyn ObjectStore,
+    key: impl Fn(&str) -> String,
+    entropy: &dyn Entropy,
+) -> Result<(), QualifyError> {
+    let (key, missing) = (key(&entropy::hex(entropy, 8)), key(&entropy::hex(entropy, 8)));
     let walked = Walk { store, key: &key, missing: &missing }.steps().await;
     if walked.is_err() {
         // Best effort: a probe left behind harms nobody, and the finding matters more.
@@ -56,6 +83,59 @@ pub async fn qualify(
         }
     }
     walked
+}
+
+/// Writers that race, and how often they do.
+const RACERS: u8 = 4;
+const RACES: usize = 3;
+
+/// Step 9: of writers that race for a key, to create or to update it, exactly one wins, and what it wrote is there.
+/// Two servers meet at a start, so this is asked by people who look at a store, not by servers.
+pub async fn race(
+    store: &dyn ObjectStore,
+    key: impl Fn(&str) -> String,
+    entropy: &dyn Entropy,
+) -> Result<(), QualifyError> {
+    for _ in 0..RACES {
+        let key = key(&entropy::hex(entropy, 8));
+        let walk = Walk { store, key: &key, missing: &key };
+        let raced = async {
+            let first = walk.race("a", || Condition::Create).await?;
+            walk.race("b", || Condition::Match(first.clone())).await
+        };
+        let raced = raced.await.map(drop);
+        let removed = store.delete(&key).await;
+        raced?;
+        removed.map_err(|error| walk.unreachable(9, error))?;
+    }
+    Ok(())
+}
+
+/// Step 10: whoever repeats a create because its answer was lost finds what it wrote, and so knows that it was its own.
+pub async fn recognise(
+    store: &dyn ObjectStore,
+    key: impl Fn(&str) -> String,
+    entropy: &dyn Entropy,
+) -> Result<(), QualifyError> {
+    let key = key(&entropy::hex(entropy, 8));
+    let walk = Walk { store, key: &key, missing: &key };
+    let asked = async {
+        let mine = entropy::hex(entropy, 16);
+        if walk.put(10, &key, &mine, Condition::Create).await?.is_none() {
+            return Err(walk.refused(10, &mine, "creation of a new key was refused").await);
+        }
+        if walk.put(10, &key, &mine, Condition::Create).await?.is_some() {
+            return Err(walk.broken(10, "a repeated creation was accepted"));
+        }
+        match store.get(&key).await {
+            Ok(there) if there.body == mine.as_bytes() => Ok(()),
+            Ok(_) => Err(walk.broken(10, "a refused repetition cannot be told from somebody else's write")),
+            Err(error) => Err(walk.unreachable(10, error)),
+        }
+    };
+    let asked = asked.await;
+    let _ = store.delete(&key).await;
+    asked
 }
 
 struct Walk<'a> {
@@ -118,6 +198,24 @@ impl Walk<'_> {
             Err(error) if error.fault == StoreFault::Precondition => Ok(None),
             // An unclear answer spoils the probe; the next walk takes another key.
             Err(error) => Err(self.unreachable(step, error)),
+        }
+    }
+
+    async fn race(&self, name: &str, condition: impl Fn() -> Condition) -> Result<ETag, QualifyError> {
+        let racers = (0..RACERS).map(|number| {
+            let (body, condition) = (format!("{name}{number}"), condition());
+            async move { (self.put(9, self.key, &body, condition).await, body) }
+        });
+        let mut winners = Vec::new();
+        for (put, body) in futures::future::join_all(racers).await {
+            winners.extend(put?.map(|etag| (etag, body)));
+        }
+        let there = self.store.get(self.key).await.map_err(|error| self.unreachable(9, error))?;
+        match winners.as_slice() {
+            [] => Err(self.broken(9, "of writers that race for a key none wins")),
+            [(etag, body)] if there.body == body.as_bytes() && there.etag == *etag => Ok(there.etag),
+            [_] => Err(self.broken(9, "of writers that race for a key one wins, and another's write is there")),
+            _ => Err(self.broken(9, "of writers that race for a key several win")),
         }
     }
 
@@ -273,6 +371,35 @@ mod tests {
                 Err(QualifyError::Unsafe { step: found, .. }) => assert_eq!(found, step, "{lie:?}"),
                 other => panic!("{lie:?} was not found: {other:?}"),
             }
+        }
+    }
+
+    #[tokio::test]
+    async fn racing_writers_have_one_winner_in_an_honest_store_only() {
+        let entropy = SeededEntropy::new(7);
+        let key = |random: &str| format!("cluster/.probe/{random}");
+        for (lie, found) in [
+            (Lie::None, None),
+            (Lie::CreateOverwrites, Some("several win")),
+            (Lie::OldTagOverwrites, Some("several win")),
+            (Lie::RefusesMatch, Some("none wins")),
+        ] {
+            let store = Liar { inner: MemoryStore::new(), lie };
+            let told = race(&store, key, &entropy).await.err().map(|error| error.to_string());
+            assert_eq!(told.is_some(), found.is_some(), "{lie:?}: {told:?}");
+            assert!(found.is_none_or(|found| told.unwrap().contains(found)), "{lie:?}");
+            assert_eq!(store.inner.list("").await.unwrap(), [], "{lie:?} leaves something");
+        }
+    }
+
+    #[tokio::test]
+    async fn own_write_is_recognised_when_it_is_repeated() {
+        let entropy = SeededEntropy::new(7);
+        let key = |random: &str| format!("cluster/.probe/{random}");
+        for (lie, fine) in [(Lie::None, true), (Lie::StaleRead, false), (Lie::CreateOverwrites, false)] {
+            let store = Liar { inner: MemoryStore::new(), lie };
+            assert_eq!(recognise(&store, key, &entropy).await.is_ok(), fine, "{lie:?}");
+            assert_eq!(store.inner.list("").await.unwrap(), [], "{lie:?} leaves something");
         }
     }
 
