@@ -7,6 +7,9 @@ pub mod explain;
 pub mod group;
 pub mod instance;
 pub mod plan;
+pub mod cert;
+pub mod cluster;
+pub mod operator;
 pub mod shards;
 
 mod completion;
@@ -50,6 +53,15 @@ pub enum Command {
     Env(env::EnvArgs),
     /// Show our version and those of the servers
     Version(version::VersionArgs),
+    /// Work on the cluster through its bucket, without any server
+    #[command(subcommand)]
+    Cluster(cluster::ClusterCommand),
+    /// Look at issued certificates, and end one
+    #[command(subcommand)]
+    Cert(cert::CertCommand),
+    /// Look at operators, and revoke one
+    #[command(subcommand)]
+    Operator(operator::OperatorCommand),
 }
 
 impl Command {
@@ -68,6 +80,9 @@ impl Command {
             Self::Explain(args) => explain::run(context, args).await,
             Self::Events(args) => events::run(context, args).await,
             Self::Serve(args) => crate::serve::run(context, args).await,
+            Self::Cluster(command) => cluster::run(context, command).await,
+            Self::Cert(command) => cert::run(context, command).await,
+            Self::Operator(command) => operator::run(context, command).await,
         }
     }
 }

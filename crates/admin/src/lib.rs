@@ -12,8 +12,13 @@ mod defaults;
 pub mod shards;
 pub mod wait;
 
+pub mod storage;
+
 pub mod issue;
+
 pub mod rotation;
+
+pub mod certificates;
 
 pub mod output;
 pub mod told;

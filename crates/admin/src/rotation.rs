@@ -129,6 +129,18 @@ pub struct RotationStatus {
     pub cas: Vec<(String, Timestamp)>,
     /// Certificates in use by the fingerprint of their issuer.
     pub in_use: BTreeMap<String, usize>,
+    /// When a started rotation may be activated at the earliest.
+    pub activate_from: Timestamp,
+}
+
+/// What may be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Step {
+    Start,
+    Activate,
+    Retire,
+    Abort,
+    LostKey,
 }
 
 /// How many must register again or be replaced because their CA's key is gone.
@@ -189,14 +201,38 @@ impl Rotation {
         let stored = self.read().await?;
         let census = self.census().await?;
         let cas = stored.bundle.certificates().iter().map(|it| (it.fingerprint.clone(), it.made_at())).collect();
-        Ok(RotationStatus { stage: stored.stage, cas, in_use: census.by_issuer(self.clock.now()) })
+        let in_use = census.by_issuer(self.clock.now());
+        let newest = stored.bundle.certificates().iter().map(CaCertificate::made_at).max().unwrap_or(Timestamp::EPOCH);
+        Ok(RotationStatus { stage: stored.stage, cas, in_use, activate_from: newest.plus(OVERLAP) })
+    }
+
+    /// Why the next step of a rotation under way would be refused now: whom it would cut off. Changes nothing.
+    pub async fn obstacles(&self) -> Result<Vec<String>, RotationError> {
+        let stored = self.read().await?;
+        match stored.stage {
+            Stage::Settled => Ok(Vec::new()),
+            Stage::Started => self.unready(&stored).await,
+            Stage::Active => self.holders(&stored).await,
+        }
+    }
+
+    /// Whether a step comes in its order, and its keys are there; whom it cuts off is another matter.
+    pub async fn may(&self, step: Step) -> Result<(), RotationError> {
+        let stored = self.read().await?;
+        stored.must_allow(step)?;
+        match step {
+            Step::Start => self.key_of(stored.bundle.issuer()).await.map(drop),
+            Step::Activate => self.key_of(stored.both()?[1]).await.map(drop),
+            Step::Retire | Step::Abort => Ok(()),
+            Step::LostKey => self.must_be_lost(stored.bundle.issuer()).await,
+        }
     }
 
     /// Makes the next CA and has it trusted: `[A]` becomes `[A, B]`.
     pub async fn start(&self) -> Result<Done, RotationError> {
         self.under_lease(async {
             let stored = self.read().await?;
-            stored.must_be(Stage::Settled, "start to rotate", "finish or abort the one under way")?;
+            stored.must_allow(Step::Start)?;
             let old = stored.bundle.issuer();
             self.key_of(old).await?;
             let new = self.make(old).await?;
@@ -209,16 +245,10 @@ impl Rotation {
     pub async fn activate(&self, force: bool) -> Result<Done, RotationError> {
         self.under_lease(async {
             let stored = self.read().await?;
-            stored.must_be(Stage::Started, "activate the new CA", "start a rotation first, or retire the old CA")?;
+            stored.must_allow(Step::Activate)?;
             let [old, new] = stored.both()?;
             self.key_of(new).await?;
-            let (started, now) = (new.made_at(), self.clock.now());
-            let mut reasons = Vec::new();
-            if now < started.plus(OVERLAP) {
-                reasons.push(format!("the rotation began at {started} and servers need 15 minutes to follow"));
-            }
-            reasons.extend(self.census().await?.without_bundle(started.plus(NOTICED)));
-            let cut_off = settle("activate the new CA", reasons, force)?;
+            let cut_off = settle("activate the new CA", self.unready(&stored).await?, force)?;
             self.put(&stored, &[new.pem(), old.pem()], cut_off).await
         })
         .await
@@ -228,10 +258,9 @@ impl Rotation {
     pub async fn retire(&self, force: bool) -> Result<Done, RotationError> {
         self.under_lease(async {
             let stored = self.read().await?;
-            stored.must_be(Stage::Active, "retire the old CA", "start a rotation and activate the new CA first")?;
+            stored.must_allow(Step::Retire)?;
             let [new, old] = stored.both()?;
-            let holders = self.census().await?.issued_by(&old.fingerprint, self.clock.now());
-            let cut_off = settle("retire the old CA", holders, force)?;
+            let cut_off = settle("retire the old CA", self.holders(&stored).await?, force)?;
             let done = self.put(&stored, &[new.pem()], cut_off).await?;
             self.forget(old).await?;
             Ok(done)
@@ -243,7 +272,7 @@ impl Rotation {
     pub async fn abort(&self) -> Result<Done, RotationError> {
         self.under_lease(async {
             let stored = self.read().await?;
-            stored.must_be(Stage::Started, "abort", "only a rotation that was not activated can be taken back")?;
+            stored.must_allow(Step::Abort)?;
             let [old, new] = stored.both()?;
             let done = self.put(&stored, &[old.pem()], Vec::new()).await?;
             self.forget(new).await?;
@@ -257,20 +286,42 @@ impl Rotation {
     pub async fn lost_key(&self) -> Result<LostKey, RotationError> {
         self.under_lease(async {
             let stored = self.read().await?;
-            stored.must_be(Stage::Settled, "be replaced", "finish the rotation under way, by force if need be")?;
+            stored.must_allow(Step::LostKey)?;
             let old = stored.bundle.issuer();
-            match self.key_of(old).await {
-                Ok(_) => return Err(RotationError::KeyIsThere { fingerprint: old.fingerprint.clone() }),
-                Err(RotationError::KeyLost { .. }) => {}
-                // Not being able to look is no loss.
-                Err(error) => return Err(error),
-            }
+            self.must_be_lost(old).await?;
             let census = self.census().await?;
             let new = self.make(old).await?;
             let done = self.put(&stored, &[new, old.pem()], Vec::new()).await?;
             Ok(LostKey { done, agents: census.n_agents(), operators: census.n_operators() })
         })
         .await
+    }
+
+    /// Who may not know the new CA yet.
+    async fn unready(&self, stored: &Stored) -> Result<Vec<String>, RotationError> {
+        let [_, new] = stored.both()?;
+        let (started, now) = (new.made_at(), self.clock.now());
+        let mut reasons = Vec::new();
+        if now < started.plus(OVERLAP) {
+            reasons.push(format!("the rotation began at {started} and servers need 15 minutes to follow"));
+        }
+        reasons.extend(self.census().await?.without_bundle(started.plus(NOTICED)));
+        Ok(reasons)
+    }
+
+    /// Who holds something by the old CA.
+    async fn holders(&self, stored: &Stored) -> Result<Vec<String>, RotationError> {
+        let [_, old] = stored.both()?;
+        Ok(self.census().await?.issued_by(&old.fingerprint, self.clock.now()))
+    }
+
+    async fn must_be_lost(&self, ca: &CaCertificate) -> Result<(), RotationError> {
+        match self.key_of(ca).await {
+            Ok(_) => Err(RotationError::KeyIsThere { fingerprint: ca.fingerprint.clone() }),
+            Err(RotationError::KeyLost { .. }) => Ok(()),
+            // Not being able to look is no loss.
+            Err(error) => Err(error),
+        }
     }
 
     async fn under_lease<T>(&self, work: impl Future<Output = Result<T, RotationError>>) -> Result<T, RotationError> {
@@ -351,7 +402,14 @@ fn settle(step: &'static str, reasons: Vec<String>, force: bool) -> Result<Vec<S
 }
 
 impl Stored {
-    fn must_be(&self, stage: Stage, step: &'static str, help: &'static str) -> Result<(), RotationError> {
+    fn must_allow(&self, step: Step) -> Result<(), RotationError> {
+        let (stage, step, help) = match step {
+            Step::Start => (Stage::Settled, "start to rotate", "finish or abort the one under way"),
+            Step::Activate => (Stage::Started, "activate the new CA", "start a rotation first, or retire the old CA"),
+            Step::Retire => (Stage::Active, "retire the old CA", "start a rotation and activate the new CA first"),
+            Step::Abort => (Stage::Started, "abort", "only a rotation that was not activated can be taken back"),
+            Step::LostKey => (Stage::Settled, "be replaced", "finish the rotation under way, by force if need be"),
+        };
         if self.stage == stage {
             return Ok(());
         }

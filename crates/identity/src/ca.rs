@@ -132,6 +132,13 @@ impl CaCertificate {
     pub fn pem(&self) -> String {
         pem::certificate(&self.der)
     }
+
+    /// For people: `CN=…, O=…`.
+    pub fn subject_text(&self) -> String {
+        x509_parser::parse_x509_certificate(&self.der)
+            .map(|(_, parsed)| parsed.subject().to_string())
+            .unwrap_or_default()
+    }
 }
 
 fn subject_key_id(certificate: &X509Certificate<'_>) -> Option<Vec<u8>> {
@@ -171,6 +178,13 @@ impl Bundle {
     /// The certificate that issues.
     pub fn issuer(&self) -> &CaCertificate {
         &self.certificates[0]
+    }
+
+    /// Whether a certificate was signed by one of these. Nothing else of it is judged.
+    pub fn signed(&self, leaf: &[u8]) -> bool {
+        let Ok((_, parsed)) = x509_parser::parse_x509_certificate(leaf) else { return false };
+        let (statement, signature) = (parsed.tbs_certificate.as_ref(), parsed.signature_value.data.as_ref());
+        self.certificates.iter().any(|ca| ca.public_key.verify(statement, signature))
     }
 
     /// Whether a client that trusts `self` may take `newer` in its place: one certificate at least must stay.
@@ -270,6 +284,16 @@ mod tests {
         let key = KeyPair::generate(&dice);
         let issued = make_ca_certificate(&key, &CaProfile::of(cluster()), NOW, &dice);
         (key, issued.chain_pem)
+    }
+
+    #[test]
+    fn bundle_knows_what_its_cas_signed() {
+        let ((_, a), (_, b)) = (made(1), made(2));
+        let (a, both) = (Bundle::parse(a.as_bytes()).unwrap(), Bundle::parse(format!("{a}{b}").as_bytes()).unwrap());
+        let other = &both.certificates()[1];
+        assert!(a.signed(&a.issuer().der) && both.signed(&other.der), "each signed itself");
+        assert!(!a.signed(&other.der) && !a.signed(b"nonsense"));
+        assert_eq!(other.subject_text(), "O=demo, CN=Nstance CA");
     }
 
     #[test]

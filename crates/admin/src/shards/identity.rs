@@ -3,7 +3,7 @@
 use std::{
     fs, io,
     io::Write as _,
-    os::unix::fs::OpenOptionsExt as _,
+    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::{Path, PathBuf},
     sync::{Arc, Mutex, PoisonError},
 };
@@ -36,6 +36,7 @@ pub struct Identity {
 
 /// What changes with a renewal.
 struct Held {
+    leaf: CertificateDer<'static>,
     peer: Peer,
     tls: Arc<ClientConfig>,
 }
@@ -67,6 +68,16 @@ impl Identity {
 
     pub fn tenant(&self) -> Option<Tenant> {
         self.held().peer.tenant().cloned()
+    }
+
+    /// Its certificate as it stands, for those who look at it from outside.
+    pub fn peer(&self) -> Peer {
+        self.held().peer.clone()
+    }
+
+    /// Whether its certificate is by a CA of this bundle.
+    pub fn is_by(&self, bundle: &Bundle) -> bool {
+        bundle.signed(&self.held().leaf)
     }
 
     /// The operator's id.
@@ -117,7 +128,27 @@ fn hold(bundle: &Bundle, chain: &[u8], key: &KeyPair) -> Result<Held, Box<dyn st
         return Err("it was made for another key than identity.key".into());
     }
     let tls = client_config(bundle, Some((chain, key)), Arc::new(SystemClock))?;
-    Ok(Held { peer, tls })
+    Ok(Held { leaf: der, peer, tls })
+}
+
+/// Writes an identity in place of what is there. The certificate goes first and comes last: without it the rest is not
+/// used, and nobody ever finds the key of one identity beside the certificate of another.
+pub fn write(dir: &Path, ca: &str, key: Option<&KeyPair>, chain: &str) -> io::Result<()> {
+    make_dir(dir)?;
+    match fs::remove_file(dir.join(CERTIFICATE)) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    place(dir, CA, ca.as_bytes())?;
+    if let Some(key) = key {
+        place(dir, KEY, key.to_pkcs8_pem().as_bytes())?;
+    }
+    place(dir, CERTIFICATE, chain.as_bytes())
+}
+
+/// For its owner only.
+pub(crate) fn make_dir(dir: &Path) -> io::Result<()> {
+    if dir.is_dir() { Ok(()) } else { fs::DirBuilder::new().recursive(true).mode(0o700).create(dir) }
 }
 
 /// Nobody ever sees half a file.
