@@ -8,6 +8,7 @@ pub mod group;
 pub mod instance;
 pub mod plan;
 pub mod cert;
+pub mod check;
 pub mod cluster;
 pub mod operator;
 pub mod shards;
@@ -62,6 +63,8 @@ pub enum Command {
     /// Look at operators, and revoke one
     #[command(subcommand)]
     Operator(operator::OperatorCommand),
+    /// Check everything, from the clock to the fleet, and say how to repair what is wrong
+    Check(check::CheckArgs),
 }
 
 impl Command {
@@ -83,6 +86,7 @@ impl Command {
             Self::Cluster(command) => cluster::run(context, command).await,
             Self::Cert(command) => cert::run(context, command).await,
             Self::Operator(command) => operator::run(context, command).await,
+            Self::Check(args) => check::run(context, args).await,
         }
     }
 }

@@ -20,6 +20,8 @@ pub mod rotation;
 
 pub mod certificates;
 
+pub mod check;
+
 pub mod output;
 pub mod told;
 pub mod view;
