@@ -1,11 +1,10 @@
 //! Our own operator identity: by it we look at the server through the same door as everybody else.
 //!
-//! Made as the admin tool makes one: certificate signed with the CA's key from the bucket, logged, then recorded. It is
+//! Made by the admin tool's own hands: certificate signed with the CA's key from the bucket, logged, then recorded. It is
 //! kept in `cli-operator-identity/` and used again while it is valid and its record still names it.
 
 use std::{
     fs, io,
-    io::Write as _,
     os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
     path::Path,
     sync::Arc,
@@ -13,30 +12,23 @@ use std::{
 };
 
 use anyhow::{Context, bail};
+use nstance_admin::{
+    issue::{NewOperator, issue_operator},
+    shards::identity::write,
+};
 use nstance_config::Config;
 use nstance_core::{
-    ids::{Epoch, OperatorId, Tenant, uuid_v7},
-    instance::{CertFact, CertPair},
+    ids::{OperatorId, Tenant, uuid_v7},
     ports::clock::{Clock, Entropy, random},
 };
 use nstance_identity::{
     ca::Bundle,
-    issue::Issued,
     keys::KeyPair,
     peer::{Peer, PeerName},
     tls::client_config,
 };
 use nstance_rt::{clock::SystemClock, entropy::SystemEntropy};
-use nstance_store::{
-    Records,
-    cas::Created,
-    fence::Fence,
-    records::{
-        certlog::{CertlogRecord, LoggedCertificate},
-        operator::OperatorRecord,
-    },
-    s3::S3Store,
-};
+use nstance_store::{Records, s3::S3Store};
 use rustls::{ClientConfig, pki_types::CertificateDer, pki_types::pem::PemObject as _};
 
 use crate::{layout::Layout, shape, stored};
@@ -130,73 +122,15 @@ async fn make(
 ) -> anyhow::Result<Arc<ClientConfig>> {
     let entropy: Arc<dyn Entropy> = Arc::new(SystemEntropy::new());
     let ca = stored::load_ca(store, config, entropy.clone()).await?;
-    let (tenant, now) = (tenant(), SystemClock.now());
-    let operator = OperatorId::new(uuid_v7(now, random(entropy.as_ref())));
-    let key = KeyPair::generate(entropy.as_ref());
-    let ttl = config.certificates.operator_ttl;
-    let issued = ca.issue_operator(&operator, &tenant, &key.public_key(), now, ttl, entropy.as_ref())?;
-    let entry = CertlogRecord {
+    let (now, key) = (SystemClock.now(), KeyPair::generate(entropy.as_ref()));
+    let new = NewOperator {
+        operator: OperatorId::new(uuid_v7(now, random(entropy.as_ref()))),
+        tenant: tenant(),
         cluster: config.server.cluster_id.clone(),
-        shard: None,
-        tenant: Some(tenant.clone()),
-        subject_id: operator.to_string(),
-        issued_at: now,
-        certificates: vec![logged(&issued)],
+        key: key.public_key(),
+        ttl: config.certificates.operator_ttl,
     };
-    // The log first: it may list more than was delivered, never less.
-    records.write_certlog(Fence::Epoch(Epoch(0)), &entry).await.context("log the certificate")?;
-    let fact = CertFact {
-        serial: issued.serial.clone(),
-        issuer: issued.issuer_fingerprint.clone(),
-        not_before: issued.not_before,
-        not_after: issued.not_after,
-    };
-    let record = OperatorRecord {
-        operator_id: operator,
-        tenant: tenant.clone(),
-        cluster: config.server.cluster_id.clone(),
-        public_key: key.public_key_der(),
-        cert: CertPair { current: fact, previous: None },
-        registered_at: now,
-        nonce_jti: None,
-        renewed_at: None,
-        rejoin: None,
-        revoked: None,
-    };
-    match records.create_operator(Fence::Epoch(Epoch(0)), &record).await.context("record the operator")? {
-        Created::New(_) => {}
-        Created::Existing(_) => bail!("operator {operator} exists already"),
-    }
-    keep(&layout.identity(), ca.bundle_pem(), &key, &issued).context("keep the operator identity")?;
+    let issued = issue_operator(&ca, records, &new, now, entropy.as_ref()).await?;
+    write(&layout.identity(), ca.bundle_pem(), Some(&key), &issued.chain_pem).context("keep the operator identity")?;
     settings(ca.bundle_pem().as_bytes(), issued.chain_pem.as_bytes(), &key)
-}
-
-/// The certificate last: without it the rest is not used.
-fn keep(dir: &Path, ca: &str, key: &KeyPair, issued: &Issued) -> io::Result<()> {
-    let certificate = dir.join("identity.crt");
-    if certificate.exists() {
-        fs::remove_file(&certificate)?;
-    }
-    let pem = key.to_pkcs8_pem();
-    for (name, text) in [("ca.crt", ca), ("identity.key", pem.as_str()), ("identity.crt", issued.chain_pem.as_str())] {
-        let aside = dir.join(format!(".{name}"));
-        let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
-        file.write_all(text.as_bytes())?;
-        fs::rename(&aside, dir.join(name))?;
-    }
-    Ok(())
-}
-
-fn logged(issued: &Issued) -> LoggedCertificate {
-    LoggedCertificate {
-        name: "operator".to_owned(),
-        role: "operator".to_owned(),
-        serial: issued.serial.clone(),
-        subject: issued.subject.clone(),
-        sans: issued.sans.clone(),
-        not_before: issued.not_before,
-        not_after: issued.not_after,
-        sha256: issued.sha256_der_hex.clone(),
-        issuer: issued.issuer_fingerprint.clone(),
-    }
 }

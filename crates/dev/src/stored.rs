@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, sync::Arc};
 
 use anyhow::{Context, bail};
+use nstance_admin::storage::Cluster;
 use nstance_config::{
     Config,
     model::{KeyProvider, SecretsProvider},
@@ -12,13 +13,10 @@ use nstance_core::{
     ports::{
         clock::Entropy,
         objects::{Condition, ObjectStore as _},
-        secrets::Secrets as _,
     },
 };
-use nstance_identity::{
-    ca::{Bundle, CA_KEY_SECRET, Ca, ca_key_secret},
-    keys::KeyPair,
-};
+use nstance_identity::ca::Ca;
+use nstance_rt::clock::SystemClock;
 use nstance_store::{
     keys::{EncryptionKey, KeySource, load_key},
     records::{ca_crt_key, config_keys, decode_object, leader::LeaseRecord, lease_key},
@@ -110,7 +108,6 @@ pub(crate) async fn read_ca(store: &S3Store) -> anyhow::Result<Option<Vec<u8>>> 
 
 /// The cluster's CA with its key, as the admin tool gets at it.
 pub(crate) async fn load_ca(store: &Arc<S3Store>, config: &Config, entropy: Arc<dyn Entropy>) -> anyhow::Result<Ca> {
-    let Some(bundle) = read_ca(store).await? else { bail!("the cluster has no CA yet; its server makes it") };
     let secrets = &config.server.secrets;
     if secrets.provider != SecretsProvider::ObjectStorage {
         bail!("server.secrets.provider is {}; only object-storage can be shared with nstance-dev", secrets.provider);
@@ -120,18 +117,8 @@ pub(crate) async fn load_ca(store: &Arc<S3Store>, config: &Config, entropy: Arc<
         _ => vec![EncryptionKey::new(ENCRYPTION_KEY)],
     };
     let prefix = format!("cluster/{}", secrets.prefix(&config.server.cluster_id));
-    let secrets =
-        ObjectSecrets::new(store.clone(), Some(&prefix), keys, Vec::new(), entropy).context("open the secrets")?;
-    let fingerprint = Bundle::parse(&bundle).context("read the CA's certificate")?.issuer().fingerprint.clone();
-    let mut found = Vec::new();
-    for name in [ca_key_secret(&fingerprint), CA_KEY_SECRET.to_owned()] {
-        match secrets.get(&name).await {
-            Ok(secret) => {
-                found.push(KeyPair::from_pkcs8_pem(&secret.0).with_context(|| format!("read secret {name}"))?)
-            }
-            Err(error) if error.is_not_found() => {}
-            Err(error) => return Err(error).context("read the CA's key"),
-        }
-    }
-    Ca::load(&bundle, found).context("load the CA")
+    let secrets = ObjectSecrets::new(store.clone(), Some(&prefix), keys, Vec::new(), entropy.clone())
+        .context("open the secrets")?;
+    let cluster = Cluster::new(store.clone(), Arc::new(SystemClock), entropy);
+    cluster.ca(&secrets).await.context("load the CA")
 }
