@@ -20,13 +20,12 @@ pub enum Group {
     Identity,
     Shards,
     Fleet,
+    /// Of `cluster doctor` only.
+    #[value(skip)]
+    Bucket,
 }
 
 impl Group {
-    /// In the order in which they run.
-    pub const ALL: [Self; 7] =
-        [Self::Environment, Self::Store, Self::Secrets, Self::Config, Self::Identity, Self::Shards, Self::Fleet];
-
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Environment => "environment",
@@ -36,6 +35,7 @@ impl Group {
             Self::Identity => "identity",
             Self::Shards => "shards",
             Self::Fleet => "fleet",
+            Self::Bucket => "bucket",
         }
     }
 

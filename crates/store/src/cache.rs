@@ -7,6 +7,7 @@
 //! One connection under one mutex: settings of SQLite belong to a connection, and a pool would apply them to one of many.
 
 mod boot;
+mod remembered;
 
 use std::{
     collections::BTreeMap,
@@ -24,6 +25,7 @@ use nstance_core::{
 };
 use rusqlite::{Connection, OptionalExtension as _, Transaction, params};
 
+pub use self::remembered::{Remembered, remembered};
 use crate::records::groups::GroupsFile;
 
 /// Raised with every change of the tables below; an older file is set aside, not migrated.
@@ -75,6 +77,8 @@ pub enum CacheError {
         #[source]
         source: rusqlite::Error,
     },
+    #[error("cache {} has schema {schema}; read it with the program that wrote it", path.display())]
+    Schema { path: PathBuf, schema: i64 },
     #[error("cache directory {}; make it writable or choose another with --cachedir", path.display())]
     Directory {
         path: PathBuf,

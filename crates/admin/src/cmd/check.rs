@@ -119,7 +119,7 @@ async fn look(context: &Context, args: &CheckArgs) -> Result<Sheet, Failure> {
     Ok(sheet)
 }
 
-fn show(context: &Context, sheet: &Sheet) {
+pub(super) fn show(context: &Context, sheet: &Sheet) {
     let [n_ok, n_warn, n_fail, n_skip] =
         [Verdict::Ok, Verdict::Warn, Verdict::Fail, Verdict::Skip].map(|it| sheet.count(it));
     let checks = sheet.lines.iter().map(|it| {

@@ -1,9 +1,11 @@
 //! `cluster ...`: on the bucket and its secrets directly.
 
+mod doctor;
 mod info;
 mod nonce;
 mod reencrypt;
 mod register;
+mod restore;
 mod rotate;
 
 use clap::Subcommand;
@@ -25,6 +27,12 @@ pub enum ClusterCommand {
     Reencrypt(reencrypt::ReencryptArgs),
     /// Show the cluster as its bucket knows it: CAs, shards, leaders, operators
     Info(info::InfoArgs),
+    /// Check store, secrets and configs, and how well the bucket is kept
+    Doctor(doctor::DoctorArgs),
+    /// Put back into a lost bucket what a server's cache remembers
+    ///
+    /// Only says what it would do, unless --yes is given. Objects that are there are never touched.
+    Restore(restore::RestoreArgs),
 }
 
 pub(super) async fn run(context: &Context, command: ClusterCommand) -> Result<Exit, Failure> {
@@ -34,5 +42,7 @@ pub(super) async fn run(context: &Context, command: ClusterCommand) -> Result<Ex
         ClusterCommand::RotateCa(args) => rotate::run(context, args).await,
         ClusterCommand::Reencrypt(args) => reencrypt::run(context, args).await,
         ClusterCommand::Info(args) => info::run(context, args).await,
+        ClusterCommand::Doctor(args) => doctor::run(context, args).await,
+        ClusterCommand::Restore(args) => restore::run(context, args).await,
     }
 }

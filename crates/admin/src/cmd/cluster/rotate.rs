@@ -78,16 +78,14 @@ pub(super) async fn run(context: &Context, args: RotateArgs) -> Result<Exit, Fai
         show(context, &before, &rotation.obstacles().await.map_err(|error| explain(error, Some(&before)))?, None);
         return Ok(Exit::Done);
     };
-    // Whom it would cut off is known before anybody is asked.
+    // Whether it comes in its turn, and whom it would cut off, is known before anybody is asked.
+    rotation.may(step).await.map_err(|error| explain(error, Some(&before)))?;
     let obstacles = match step {
-        Step::Activate | Step::Retire if is_next(before.stage, step) => {
-            rotation.obstacles().await.map_err(|error| explain(error, Some(&before)))?
-        }
+        Step::Activate | Step::Retire => rotation.obstacles().await.map_err(|error| explain(error, Some(&before)))?,
         _ => Vec::new(),
     };
     if args.dry_run {
         context.output.note(&format!("would do: {}", what(step)));
-        rotation.may(step).await.map_err(|error| explain(error, Some(&before)))?;
         show(context, &before, &obstacles, None);
         return Ok(if obstacles.is_empty() || args.force { Exit::Done } else { Exit::Failed });
     }
@@ -116,10 +114,6 @@ pub(super) async fn run(context: &Context, args: RotateArgs) -> Result<Exit, Fai
     let obstacles = rotation.obstacles().await.map_err(|error| explain(error, Some(&after)))?;
     show(context, &after, &obstacles, Some(&done));
     Ok(Exit::Done)
-}
-
-fn is_next(stage: Stage, step: Step) -> bool {
-    matches!((stage, step), (Stage::Started, Step::Activate) | (Stage::Active, Step::Retire))
 }
 
 fn explain(error: RotationError, status: Option<&RotationStatus>) -> Failure {
