@@ -1,16 +1,16 @@
 //! The commands.
 
+pub mod cert;
+pub mod check;
+pub mod cluster;
 pub mod config;
 pub mod drains;
 pub mod events;
 pub mod explain;
 pub mod group;
 pub mod instance;
-pub mod plan;
-pub mod cert;
-pub mod check;
-pub mod cluster;
 pub mod operator;
+pub mod plan;
 pub mod shards;
 
 mod completion;
@@ -44,16 +44,6 @@ pub enum Command {
     Explain(explain::ExplainArgs),
     /// Show what happened, and follow what happens
     Events(events::EventsArgs),
-    /// Serve the shards over HTTP, with an OpenAPI document at /openapi.json
-    Serve(crate::serve::ServeArgs),
-    /// Print the script that teaches a shell to complete commands, groups and instances
-    Completion(completion::CompletionArgs),
-    /// Print or write the manual pages
-    Man(man::ManArgs),
-    /// Show the value of every flag and where it came from
-    Env(env::EnvArgs),
-    /// Show our version and those of the servers
-    Version(version::VersionArgs),
     /// Work on the cluster through its bucket, without any server
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
@@ -65,6 +55,16 @@ pub enum Command {
     Operator(operator::OperatorCommand),
     /// Check everything, from the clock to the fleet, and say how to repair what is wrong
     Check(check::CheckArgs),
+    /// Serve the shards over HTTP, with an OpenAPI document at /openapi.json
+    Serve(crate::serve::ServeArgs),
+    /// Print the script that teaches a shell to complete commands, groups and instances
+    Completion(completion::CompletionArgs),
+    /// Print or write the manual pages
+    Man(man::ManArgs),
+    /// Show the value of every flag and where it came from
+    Env(env::EnvArgs),
+    /// Show our version and those of the servers
+    Version(version::VersionArgs),
 }
 
 impl Command {

@@ -8,16 +8,19 @@ use crate::{
     defaults,
     exit::Exit,
     output::{Shown, Table},
+    storage::StoreArgs,
 };
 
 #[derive(Debug, Args)]
 pub struct EnvArgs {
     #[command(flatten)]
     shards: ShardArgs,
+    #[command(flatten)]
+    store: StoreArgs,
 }
 
 /// Values of these are secrets, or lead to them.
-const MASKED: [&str; 3] = ["token", "key_source", "nonce"];
+const MASKED: [&str; 1] = ["key_source"];
 
 pub(super) fn run(context: &Context, matches: &ArgMatches) -> Exit {
     let empty = ArgMatches::default();
