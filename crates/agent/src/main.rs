@@ -32,10 +32,19 @@ use tokio::signal::unix::{SignalKind, signal};
 const BAD_CONFIG: u8 = 78;
 const BAD_USAGE: u8 = 64;
 
+/// Where the kernel shares the processors between sessions first, a new session begins as everybody's equal, and the
+/// low priority that our parent gave us would mean nothing. Elsewhere the file is not there.
+fn keep_rank() {
+    if let Ok(nice @ 1..) = rustix::process::getpriority_process(None) {
+        let _ = std::fs::write("/proc/self/autogroup", nice.to_string());
+    }
+}
+
 fn main() -> ExitCode {
     // Asked for by a parent that wants us to outlive it. Fails only if we lead a session already, which is as good.
     if std::env::var("NSTANCE_NEW_SESSION").is_ok_and(|value| value == "1") {
         let _ = rustix::process::setsid();
+        keep_rank();
     }
     match cli::parse(std::env::args().skip(1)) {
         Err(problem) => {

@@ -79,7 +79,7 @@ pub(crate) fn grouped(number: u64) -> String {
     let digits = number.to_string();
     let mut text = String::new();
     for (n, digit) in digits.chars().enumerate() {
-        if 0 < n && (digits.len() - n) % 3 == 0 {
+        if 0 < n && (digits.len() - n).is_multiple_of(3) {
             text.push(',');
         }
         text.push(digit);

@@ -3,8 +3,9 @@
 //! Starting a process holds its caller until the child runs its own program, and no process is busier than one that
 //! just began. Fifty of them started side by side, as equals of the server, take the processors away from it while it
 //! still has to ask for the other forty-nine. No real cloud does that: its machines run elsewhere. So here they begin
-//! one after the other, and rank below whoever asked for them all their lives: on Linux a priority belongs to a thread,
-//! and children inherit that of the thread which started them.
+//! one after the other, and rank below whoever asked for them: on Linux a priority belongs to a thread, and children
+//! inherit that of the thread which started them. Where sessions share the processors first (autogroups), the agent
+//! takes its rank along into the session it makes.
 
 use std::{
     io,
