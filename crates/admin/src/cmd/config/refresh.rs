@@ -47,10 +47,15 @@ fn outcome(error: &ShardError) -> &'static str {
 fn shown(answers: &Answers<RefreshConfigResponse>) -> Shown {
     let mut table = Table::new(&["SHARD", "RESULT", "ETAG", "CHANGED", "REMOVED", "RESTARTED"]);
     for (shard, it) in &answers.ok {
-        let (result, etag) = match (it.updated, it.prev_etag.as_str()) {
-            (false, _) => ("unchanged", it.etag.clone()),
-            (true, "") => ("updated", it.etag.clone()),
-            (true, before) => ("updated", format!("{before} -> {}", it.etag)),
+        let result = match it.updated {
+            true => "updated",
+            // A dry run has found another one.
+            false if !it.prev_etag.is_empty() && it.prev_etag != it.etag => "would change",
+            false => "unchanged",
+        };
+        let etag = match it.prev_etag.as_str() {
+            before if before.is_empty() || before == it.etag => it.etag.clone(),
+            before => format!("{before} -> {}", it.etag),
         };
         let lists = [&it.changed_groups, &it.removed_groups, &it.restarted].map(|it| it.join(","));
         let [changed, removed, restarted] = lists;
