@@ -21,6 +21,7 @@ fn run(temp: &Path, words: &[&str], input: &str) -> String {
     let output = child.wait_with_output().unwrap();
     let said = format!("{}{}", String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
     let said = said.replace(temp.to_str().unwrap(), "<temp>");
+    let said: String = said.lines().map(|line| format!("{}\n", line.trim_end())).collect();
     let code = output.status.code().map_or("none".to_owned(), |it| it.to_string());
     format!("$ nstance-admin {}\n{said}[exit {code}]\n", words.join(" "))
 }
