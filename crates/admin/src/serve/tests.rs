@@ -27,9 +27,10 @@ const VIEWER: &str = "viewer-token-of-these-tests";
 struct Fixture {
     app: Arc<App>,
     tasks: Tasks,
-    _dir: tempfile::TempDir,
+    dir: tempfile::TempDir,
 }
 
+/// Writes an operator's identity, and a server's certificate of the same CA.
 fn identity(dir: &std::path::Path) -> Identity {
     let (entropy, now) = (SystemEntropy::new(), SystemClock.now());
     let ca_key = KeyPair::generate(&entropy);
@@ -43,6 +44,16 @@ fn identity(dir: &std::path::Path) -> Identity {
     std::fs::write(dir.join("ca.crt"), ca.bundle_pem()).unwrap();
     std::fs::write(dir.join("identity.key"), key.to_pkcs8_pem().as_bytes()).unwrap();
     std::fs::write(dir.join("identity.crt"), issued.chain_pem).unwrap();
+    let profile = nstance_identity::issue::ServerProfile {
+        server: "admin".parse().unwrap(),
+        cluster: "demo".parse().unwrap(),
+        shard: "dev-1".parse().unwrap(),
+        sans: Vec::new(),
+    };
+    let key = KeyPair::generate(&entropy);
+    let issued = ca.issue_server(&profile, &key.public_key(), now, day, &entropy).unwrap();
+    std::fs::write(dir.join("tls.key"), key.to_pkcs8_pem().as_bytes()).unwrap();
+    std::fs::write(dir.join("tls.crt"), issued.chain_pem).unwrap();
     Identity::load(dir).unwrap()
 }
 
@@ -63,7 +74,7 @@ impl Fixture {
         let tasks = Tasks::new();
         let hosts = Hosts::new("127.0.0.1".parse().unwrap(), &[]);
         let app = Arc::new(App::new(&tasks, shards, auth, hosts, false));
-        Self { app, tasks, _dir: dir }
+        Self { app, tasks, dir }
     }
 
     async fn ask(&self, request: Request<Body>) -> Answered {
@@ -345,6 +356,41 @@ async fn a_stop_ends_streams_and_idle_connections_at_once() {
     while stream.next_line().await.unwrap().is_some() {}
     while idle.next_line().await.unwrap().is_some() {}
     assert!(tokio::net::TcpStream::connect(address).await.is_err(), "nobody is let in any more");
+}
+
+#[tokio::test]
+async fn a_client_certificate_is_as_good_as_a_token() {
+    use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
+    let fixture = Fixture::new();
+    let at = |name: &str| fixture.dir.path().join(name);
+    let tls = listen::tls(&at("tls.crt"), &at("tls.key"), Some(&at("ca.crt"))).unwrap();
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    fixture.tasks.spawn("listener", listen::accept(fixture.app.clone(), fixture.tasks.clone(), listener, Some(tls)));
+    let mut roots = rustls::RootCertStore::empty();
+    roots.add(CertificateDer::from_pem_file(at("ca.crt")).unwrap()).unwrap();
+    let builder = || rustls::ClientConfig::builder().with_root_certificates(roots.clone());
+    let chain = vec![CertificateDer::from_pem_file(at("identity.crt")).unwrap()];
+    let key = PrivateKeyDer::from_pem_file(at("identity.key")).unwrap();
+    let known = builder().with_client_auth_cert(chain, key).unwrap();
+    let unknown = builder().with_no_client_auth();
+    for (config, token, expected) in [
+        (known.clone(), "", "HTTP/1.1 200 OK"),
+        (unknown.clone(), "", "HTTP/1.1 401 Unauthorized"),
+        (unknown, FULL, "HTTP/1.1 200 OK"),
+        // Who says something wrong is not believed for what they have beside it.
+        (known, "wrong-token", "HTTP/1.1 401 Unauthorized"),
+    ] {
+        let socket = tokio::net::TcpStream::connect(address).await.unwrap();
+        let connector = tokio_rustls::TlsConnector::from(Arc::new(config));
+        let mut stream = connector.connect("localhost".try_into().unwrap(), socket).await.unwrap();
+        let token = if token.is_empty() { String::new() } else { format!("Authorization: Bearer {token}\r\n") };
+        let head = format!("GET /openapi.json HTTP/1.1\r\nHost: localhost\r\n{token}\r\n");
+        stream.write_all(head.as_bytes()).await.unwrap();
+        let line = BufReader::new(stream).lines().next_line().await.unwrap().unwrap();
+        assert_eq!(line, expected);
+    }
+    fixture.tasks.end(GRACE).await;
 }
 
 #[test]
