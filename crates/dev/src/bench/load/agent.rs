@@ -47,7 +47,8 @@ pub(super) struct Counts {
     pub(super) registered: AtomicU64,
     /// Registrations that the server put off for its limits' sake.
     pub(super) put_off: AtomicU64,
-    /// Sessions that the server ended for a while, because it was in doubt whether it still leads.
+    /// Sessions that ended or were not opened in time, because the server was in doubt whether it still leads, or the
+    /// machine had no time for it.
     pub(super) reopened: AtomicU64,
 }
 
@@ -72,6 +73,14 @@ struct State {
     files: BTreeMap<String, prost_types::Timestamp>,
     notice: Option<TerminationNotice>,
     count: i64,
+}
+
+/// Before a connection is tried again.
+const REDIAL: Duration = Duration::from_millis(500);
+
+/// Whether the server only asks for patience.
+pub(super) fn is_passing(status: &Status) -> bool {
+    matches!(status.code(), Code::Unavailable | Code::ResourceExhausted | Code::DeadlineExceeded | Code::Unknown)
 }
 
 fn now() -> prost_types::Timestamp {
@@ -110,13 +119,17 @@ impl Agent {
         loop {
             // Every machine has settings of its own, and no session to resume.
             let tls = client_config(&doors.bundle, None, Arc::new(SystemClock))?;
-            let link = dial(&Tapped::default(), &tls, &doors.registration).await.context("dial for a registration")?;
-            match RegistrationServiceClient::new(link.channel).register_agent(request.clone()).await {
+            // A door that does not open in time is tried again, like one that is full.
+            let answer = match dial(&Tapped::default(), &tls, &doors.registration).await {
+                Ok(link) => RegistrationServiceClient::new(link.channel).register_agent(request.clone()).await,
+                Err(_) => Err(Status::unavailable("no connection")),
+            };
+            match answer {
                 Ok(answer) => {
                     counts.registered.fetch_add(1, Ordering::Relaxed);
                     return Ok(answer.into_inner().client_certificate_pem);
                 }
-                Err(status) if matches!(status.code(), Code::ResourceExhausted | Code::Unavailable) => {
+                Err(status) if is_passing(&status) => {
                     counts.put_off.fetch_add(1, Ordering::Relaxed);
                     tokio::time::sleep(wait).await;
                     wait = (wait * 2).min(Duration::from_secs(1));
@@ -130,7 +143,16 @@ impl Agent {
     pub(super) async fn connect(&self, doors: &Doors, counts: &Counts, chain: &[u8]) -> anyhow::Result<Session> {
         let tls = client_config(&doors.bundle, Some((chain, &self.key)), Arc::new(SystemClock))?;
         let net = Tapped::default();
-        let link = dial(&net, &tls, &doors.agent).await.context("dial for a session")?;
+        let link = loop {
+            match dial(&net, &tls, &doors.agent).await {
+                Ok(link) => break link,
+                Err(error) if self.is_cut() => return Err(error).context("dial for a session"),
+                Err(_) => {
+                    counts.reopened.fetch_add(1, Ordering::Relaxed);
+                    tokio::time::sleep(REDIAL).await;
+                }
+            }
+        };
         let (sender, receiver) = mpsc::channel(REPORT_SLOTS);
         let client = AgentServiceClient::new(link.channel);
         {

@@ -93,7 +93,7 @@ impl Figures {
             }
         }
         rows.push(row("cold start with all records, s", self.cold_start_s, 2));
-        rows.push(row("sessions ended by a server in doubt", n(self.sessions_reopened), 0));
+        rows.push(row("sessions that had to be opened anew", n(self.sessions_reopened), 0));
         rows.push(row("taken by other processes, % of all CPU", self.others_percent, 0));
         rows
     }

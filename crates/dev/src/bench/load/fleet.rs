@@ -19,9 +19,9 @@ use nstance_proto::v1::ReportKind;
 use nstance_providers::fake::journal::{Journal, Line, Made};
 use nstance_rt::{chain::Chain, clock::SystemClock, tasks::Tasks};
 use tokio::sync::Semaphore;
-use tonic::{Code, Status};
+use tonic::Status;
 
-use super::agent::{Agent, Counts, Doors};
+use super::agent::{Agent, Counts, Doors, is_passing};
 
 /// How often the journal is read. What happened when is written in it, so this delays only what comes of it.
 const READ: Duration = Duration::from_millis(2);
@@ -202,11 +202,8 @@ impl Fleet {
         drop(place);
         loop {
             let ended = agent.live(doors, counts, session, &furnished).await;
-            let is_passing = |error: &anyhow::Error| {
-                let status = error.downcast_ref::<Status>().map(Status::code);
-                matches!(status, Some(Code::Unavailable | Code::ResourceExhausted))
-            };
-            if agent.is_cut() || !ended.as_ref().is_err_and(is_passing) {
+            let passes = |error: &anyhow::Error| error.downcast_ref::<Status>().is_some_and(is_passing);
+            if agent.is_cut() || !ended.as_ref().is_err_and(passes) {
                 return ended;
             }
             // A server that could not renew its lease in time says so, and is itself again soon.
