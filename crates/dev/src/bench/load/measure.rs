@@ -21,8 +21,9 @@ const ALL: Duration = Duration::from_secs(240);
 const SOME: Duration = Duration::from_secs(60);
 /// For the last reports to be counted.
 const COUNTED: Duration = Duration::from_secs(10);
-/// Reports of a flood, at least.
+/// Reports of a flood; a few of each agent at least, and not more than so many of one.
 const FLOOD: usize = 50_000;
+const FLOOD_OF_ONE: usize = 50;
 /// Renewals at a time, and as many as show a rate.
 const RENEWING: usize = 64;
 const RENEWALS: usize = 2000;
@@ -141,6 +142,7 @@ async fn counted(site: &Site, fleet: &Fleet) -> anyhow::Result<(u64, u64)> {
         tokio::time::sleep(Duration::from_millis(100)).await;
         let sent = fleet.counts().reports.load(Ordering::Relaxed);
         let counted = site.metrics().await?.sum("nstance_health_reports_total");
+        // Those that a broken session took along never come.
         if sent <= counted || COUNTED < SystemClock.monotonic().since(begin) {
             return Ok((sent, counted));
         }
@@ -165,7 +167,7 @@ async fn reports(site: &Site, fleet: &Fleet, watch: Duration, it: &mut Figures) 
     let (sent, counted) = counted(site, fleet).await?;
     fleet.report_from_now_on(true);
     it.reports_sent = sent - sent_before;
-    it.reports_missed = sent - counted.min(sent);
+    it.reports_missed = missed(it.reports_sent, counted - counted_before);
     it.reports_per_s = float(it.reports_sent) / passed;
     it.cpu_percent = used / passed * 100.0;
     it.store_requests_per_hour = float(requests) / passed * 3600.0;
@@ -173,15 +175,15 @@ async fn reports(site: &Site, fleet: &Fleet, watch: Duration, it: &mut Figures) 
 }
 
 async fn flood(site: &Site, fleet: &Fleet, it: &mut Figures) -> anyhow::Result<()> {
-    let (before, _) = counted(site, fleet).await?;
+    let (before, counted_before) = counted(site, fleet).await?;
     let (begin, used) = (SystemClock.monotonic(), site.used()?);
-    fleet.flood(FLOOD.div_ceil(it.agents)).await;
+    fleet.flood((FLOOD / it.agents).clamp(5, FLOOD_OF_ONE)).await;
     let (sent, counted) = counted(site, fleet).await?;
     let passed = SystemClock.monotonic().since(begin).as_secs_f64();
     let used = site.used()?.cpu_seconds - used.cpu_seconds;
     fleet.report_from_now_on(true);
     let n = float(sent - before);
-    it.reports_missed += sent - counted.min(sent);
+    it.reports_missed += missed(sent - before, counted - counted_before);
     it.reports_sent += sent - before;
     it.flood_reports_per_s = n / passed;
     it.cpu_ms_per_1000_reports = used * 1000.0 / (n / 1000.0);
@@ -208,6 +210,11 @@ async fn cold_start(site: &mut Site, fleet: &Fleet, it: &mut Figures) -> anyhow:
     let n: usize = groups.iter().map(|it| usize::try_from(it.registered_size).unwrap_or(0)).sum();
     ensure!(n == it.agents, "the server knows of {n} registered instances, there are {}", it.agents);
     Ok(())
+}
+
+/// What a session lost that ended while it was counted is missed; what it sent before that was counted late is not.
+fn missed(sent: u64, counted: u64) -> u64 {
+    sent.saturating_sub(counted)
 }
 
 fn seconds(from: u64, to: u64) -> f64 {
