@@ -75,7 +75,8 @@ pub(super) fn begin(term: &Arc<Term>, group: &GroupRef, reason: CreateReason, pr
             () = term.tasks.token().cancelled() => return,
             place = term.gate.enter(priority) => place,
         };
-        make(&term, &instance, &merged, cause, writing).await;
+        // Boxed: of thousands that wait for their turn none holds the room that a create under way takes.
+        Box::pin(make(&term, &instance, &merged, cause, writing)).await;
         drop(place);
         term.wake(&instance.group);
     });

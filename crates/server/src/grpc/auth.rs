@@ -260,7 +260,8 @@ where
         let auth = self.auth.clone();
         Box::pin(async move {
             let authorised = match request.extensions().get::<ConnInfo>() {
-                Some(info) => auth.authorise(info).await,
+                // Boxed: a stream lives for as long as its agent, and needs none of this any more.
+                Some(info) => Box::pin(auth.authorise(info)).await,
                 None => Err(Refusal::unauthenticated("CERT_INVALID", "connection without identity")),
             };
             match authorised {

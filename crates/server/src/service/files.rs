@@ -135,7 +135,8 @@ pub async fn serve(term: &Arc<Term>, instance: InstanceId, stream: &Opened, hell
         let now = term.now();
         let wake_at = match look(term, instance, stream, hello, patience, now) {
             Ok(_) if !term.guard.is_open() => Some(now.plus(STALLED)),
-            Ok(look) => match deliver(term, stream, hello, &look, out).await {
+            // Boxed: nearly all streams sleep, and each would hold the room that a delivery under way takes.
+            Ok(look) => match Box::pin(deliver(term, stream, hello, &look, out)).await {
                 Ok(()) => continue,
                 Err(Gone) => return,
             },
