@@ -68,7 +68,8 @@ struct State {
     asleep: Vec<Made>,
     /// With a session and all files.
     alive: BTreeMap<String, Arc<Agent>>,
-    /// By the cloud's word.
+    /// By the cloud's word. A machine that was asked for twice, because an answer came late, is one.
+    made: BTreeSet<String>,
     gone: BTreeSet<String>,
     /// On its way to one.
     n_coming: usize,
@@ -125,6 +126,9 @@ impl Fleet {
             match line {
                 Line::Made(made) => {
                     let mut state = self.state();
+                    if !state.made.insert(made.instance.clone()) {
+                        continue;
+                    }
                     state.creates.push((made.group.clone(), made.asked_nanos));
                     if self.shared.is_awake.load(Ordering::Relaxed) {
                         drop(state);
