@@ -36,12 +36,14 @@ pub fn documents(errors: &[ShardError]) -> Vec<Value> {
 fn lines(errors: &[ShardError]) -> Vec<String> {
     let (mut lines, mut nexts) = (Vec::new(), Vec::new());
     for error in errors {
-        if error.problems.len() < 2 {
-            lines.push(format!("error: {error}"));
-        } else {
+        match error.problems.as_slice() {
+            [] => lines.push(format!("error: {error}")),
+            [one] => lines.push(format!("error: {}: {}", error.shard, problem(one))),
             // The message has them too, all in one line.
-            lines.push(format!("error: {}: {} problems", error.shard, error.problems.len()));
-            lines.extend(error.problems.iter().map(|it| format!("  {}", problem(it))));
+            all => {
+                lines.push(format!("error: {}: {} problems", error.shard, all.len()));
+                lines.extend(all.iter().map(|it| format!("  {}", problem(it))));
+            }
         }
         nexts.extend(error.next().filter(|it| !nexts.contains(it)));
     }
@@ -69,10 +71,13 @@ mod tests {
         let mut bad = ShardError::new("dev-1", Code::InvalidArgument, "a: is wrong; b: is wrong");
         bad.problems =
             vec![problem("a"), Problem { line: 3, column: 7, help: "did you mean c".into(), ..problem("b") }];
+        let mut one = ShardError::new("dev-0", Code::InvalidArgument, "a: is wrong");
+        one.problems = vec![Problem { line: 2, column: 1, ..problem("a") }];
         let dead = |shard: &str| ShardError::new(shard, Code::Unavailable, "connection refused");
         assert_eq!(
-            lines(&[bad, dead("dev-2"), dead("dev-3")]),
+            lines(&[one, bad, dead("dev-2"), dead("dev-3")]),
             [
+                "error: dev-0: 2:1: a: is wrong",
                 "error: dev-1: 2 problems",
                 "  a: is wrong",
                 "  3:7: b: is wrong (did you mean c)",

@@ -503,7 +503,7 @@ async fn configs(env: &Env, admin: &Admin) {
         dev-2 unchanged "<hash>" - - -
         dev-1 invalid - - - -
         -- stderr
-        error: dev-1: server.provider.options.moon_dir: unknown key `moon_dir`
+        error: dev-1: 11:9: server.provider.options.moon_dir: unknown key `moon_dir` (known keys: agent_binary, work_dir, node_dir, create_delay, boot_delay, subnet_capacity, metrics_interval)
     "#]]);
     fs::write(&path, &text).unwrap();
     admin.run("config refresh --all-shards").await.ends(0);
