@@ -89,7 +89,6 @@ pub async fn wait(context: &Context, shards: &Shards, goal: Goal, patience: Dura
         tokio::select! {
             biased;
             signal = stop.next() => {
-                drop(progress);
                 context.output.note(&format!("{signal}: no longer watching; the work goes on in the server"));
                 return Ok(Exit::Interrupted);
             }
@@ -99,7 +98,6 @@ pub async fn wait(context: &Context, shards: &Shards, goal: Goal, patience: Dura
             }
             _ = ticks.tick() => progress.redraw(|| board.lines(began.elapsed(), crate::words::now())),
             () = &mut deadline => {
-                drop(progress);
                 return Err(too_late(&board, &goal, patience));
             }
             _ = &mut following => return Err(Failure::failed("follow the shards: all streams ended")),
@@ -108,7 +106,6 @@ pub async fn wait(context: &Context, shards: &Shards, goal: Goal, patience: Dura
             State::Open => {}
             State::Reached => return Ok(Exit::Done),
             State::Failed(why) => {
-                drop(progress);
                 return Err(Failure::failed(why).next(format!("nstance-admin instance why {}", goal.subject())));
             }
         }

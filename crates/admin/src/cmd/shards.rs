@@ -31,7 +31,7 @@ pub struct Seen {
 
 pub async fn run(context: &Context, args: ShardsArgs) -> Result<Exit, Failure> {
     let shards = args.shards.shards(context).await?;
-    let answers = shards.each(|client| look(client)).await;
+    let answers = shards.each(look).await;
     context.output.show(&shown(&answers));
     Ok(Exit::of_shards(answers.ok.len(), &answers.errors))
 }
