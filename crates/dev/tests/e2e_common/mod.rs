@@ -28,7 +28,7 @@ pub(crate) fn binaries() {
     static BUILT: Once = Once::new();
     BUILT.call_once(|| {
         let bin = Path::new(DEV).parent().expect("a program is in a directory");
-        let built = ["nstance-server", "nstance-agent"].map(|name| modified(&bin.join(name)));
+        let built = ["nstance-server", "nstance-agent", "nstance-admin"].map(|name| modified(&bin.join(name)));
         let sources = newest(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap());
         if built.iter().all(|it| it.is_some() && sources <= *it) {
             return;
