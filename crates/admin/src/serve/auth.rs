@@ -105,9 +105,7 @@ impl Auth {
         // Before the token is looked at: whoever guesses must not learn from a 200 what a 429 hides.
         if let Some(wait) = self.failures.wait(from, now) {
             let message = "too many wrong credentials came from this address";
-            return Err(
-                Trouble::new(StatusCode::TOO_MANY_REQUESTS, "rate_limited", message).retry_after(wait.as_secs().max(1))
-            );
+            return Err(Trouble::new(StatusCode::TOO_MANY_REQUESTS, "rate_limited", message).retry_after(wait));
         }
         let token = value.to_str().ok().and_then(bearer).unwrap_or_default();
         // Both are compared, whichever it is.

@@ -167,7 +167,7 @@ fn nowhere(app: &App, path: &str, others: &[usize]) -> Trouble {
         allow.push(Method::HEAD);
     }
     let message = "this can be asked, but not with this method";
-    Trouble { allow, ..Trouble::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message) }
+    Trouble::new(StatusCode::METHOD_NOT_ALLOWED, "method_not_allowed", message).allow(allow)
 }
 
 async fn json_body(headers: &HeaderMap, body: Body) -> Result<Value, Trouble> {

@@ -1,5 +1,7 @@
 //! Answers and refusals, and how what several shards said becomes one status.
 
+use std::time::Duration;
+
 use axum::body::Body;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
 use serde_json::{Value, json};
@@ -73,44 +75,49 @@ pub(super) fn quoted(etag: &str) -> String {
 #[derive(Debug, Clone)]
 pub(super) struct Trouble {
     pub status: StatusCode,
-    pub code: String,
-    pub message: String,
-    pub problems: Vec<Value>,
-    pub shards: Vec<Value>,
-    pub hint: Option<String>,
+    code: Box<str>,
+    message: Box<str>,
+    problems: Box<[Value]>,
+    shards: Box<[Value]>,
+    hint: Option<Box<str>>,
     /// In seconds.
-    pub retry_after: Option<u64>,
+    retry_after: Option<u32>,
     /// Of 405.
-    pub allow: Vec<Method>,
+    allow: Box<[Method]>,
 }
 
 impl Trouble {
-    pub(super) fn new(status: StatusCode, code: &str, message: impl Into<String>) -> Self {
+    pub(super) fn new(status: StatusCode, code: &str, message: impl Into<Box<str>>) -> Self {
         Self {
             status,
-            code: code.to_owned(),
+            code: code.into(),
             message: message.into(),
-            problems: Vec::new(),
-            shards: Vec::new(),
+            problems: Box::default(),
+            shards: Box::default(),
             hint: None,
             retry_after: None,
-            allow: Vec::new(),
+            allow: Box::default(),
         }
     }
 
     /// An input with these problems.
     pub(super) fn bad_request(problems: Vec<Value>) -> Self {
-        let told: Vec<String> = problems.iter().map(|it| told(it)).collect();
-        Self { problems, ..Self::new(StatusCode::BAD_REQUEST, "bad_request", told.join("; ")) }
+        let told: Vec<String> = problems.iter().map(told).collect();
+        Self { problems: problems.into(), ..Self::new(StatusCode::BAD_REQUEST, "bad_request", told.join("; ")) }
     }
 
     pub(super) fn hint(mut self, hint: &str) -> Self {
-        self.hint = Some(hint.to_owned());
+        self.hint = Some(hint.into());
         self
     }
 
-    pub(super) fn retry_after(mut self, seconds: u64) -> Self {
-        self.retry_after = Some(seconds);
+    pub(super) fn retry_after(mut self, wait: Duration) -> Self {
+        self.retry_after = Some(u32::try_from(wait.as_secs()).unwrap_or(u32::MAX).max(1));
+        self
+    }
+
+    pub(super) fn allow(mut self, methods: Vec<Method>) -> Self {
+        self.allow = methods.into();
         self
     }
 
@@ -124,7 +131,7 @@ impl Trouble {
         Self {
             problems: errors.iter().flat_map(|it| it.problems.iter().map(view::problem)).collect(),
             shards: errors.iter().map(shard_error).collect(),
-            hint: worst.and_then(hint_of),
+            hint: worst.and_then(hint_of).map(Into::into),
             retry_after: again.then_some(1),
             ..trouble
         }

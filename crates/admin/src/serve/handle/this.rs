@@ -31,7 +31,7 @@ pub(in super::super) async fn metrics(app: Arc<App>, _: Call) -> Result<Reply, T
 /// A shard that is not reached is part of the answer, not a failure of it.
 pub(in super::super) async fn shards(app: Arc<App>, call: Call) -> Result<Reply, Trouble> {
     let shards = looked_at(&app, &call)?;
-    let answers = shards.each(|client| look(client)).await;
+    let answers = shards.each(look).await;
     let mut documents: Vec<Value> = answers.ok.iter().map(|(shard, seen)| document(shard, seen)).collect();
     documents
         .extend(answers.errors.iter().map(|it| json!({"shard": it.shard, "reachable": false, "problem": it.message})));
