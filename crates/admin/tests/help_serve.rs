@@ -21,7 +21,8 @@ fn check(args: &[&str], expected: Expect) {
     for (name, text) in [("stdout", &output.stdout), ("stderr", &output.stderr)] {
         let text = String::from_utf8_lossy(text).replace(dir.path().to_str().unwrap(), "DIR");
         if !text.is_empty() {
-            said += &format!("--- {name}\n{text}");
+            let lines: String = text.lines().map(|line| format!("{}\n", line.trim_end())).collect();
+            said += &format!("--- {name}\n{lines}");
         }
     }
     expected.assert_eq(&said);
@@ -32,95 +33,95 @@ fn help_names_every_flag() {
     check(
         &["--help"],
         expect![[r#"
-        exit 0
-        --- stdout
-        Serve the shards over HTTP, with an OpenAPI document at /openapi.json
+            exit 0
+            --- stdout
+            Serve the shards over HTTP, with an OpenAPI document at /openapi.json
 
-        Usage: nstance-admin serve [OPTIONS]
+            Usage: nstance-admin serve [OPTIONS]
 
-        Options:
-              --bind <ADDRESS:PORT>
-                  Where to listen; other addresses than loopback need TLS
-          
-                  [default: 127.0.0.1:8080]
+            Options:
+                  --bind <ADDRESS:PORT>
+                      Where to listen; other addresses than loopback need TLS
 
-              --token-file <FILE>
-                  File with the token that may do everything [default: NSTANCE_ADMIN_TOKEN, else admin-token
-                  below --temp-dir, made if it is missing]
+                      [default: 127.0.0.1:8080]
 
-              --viewer-token-file <FILE>
-                  File with a token that may only look
+                  --token-file <FILE>
+                      File with the token that may do everything [default: NSTANCE_ADMIN_TOKEN, else admin-token
+                      below --temp-dir, made if it is missing]
 
-              --tls-cert <FILE>
-                  Certificate chain for TLS
+                  --viewer-token-file <FILE>
+                      File with a token that may only look
 
-              --tls-key <FILE>
-                  Private key for TLS
+                  --tls-cert <FILE>
+                      Certificate chain for TLS
 
-              --client-ca <FILE>
-                  CA whose client certificates are let in without a token
+                  --tls-key <FILE>
+                      Private key for TLS
 
-              --allowed-host <HOST>
-                  Another name under which this server may be called; repeatable
+                  --client-ca <FILE>
+                      CA whose client certificates are let in without a token
 
-              --read-only
-                  Refuse everything that changes something
+                  --allowed-host <HOST>
+                      Another name under which this server may be called; repeatable
 
-              --insecure-no-auth
-                  Let everybody on this machine do everything
+                  --read-only
+                      Refuse everything that changes something
 
-              --behind-proxy
-                  A proxy before this server speaks TLS and tells the caller's address in X-Forwarded-For
+                  --insecure-no-auth
+                      Let everybody on this machine do everything
 
-          -h, --help
-                  Print help (see a summary with '-h')
+                  --behind-proxy
+                      A proxy before this server speaks TLS and tells the caller's address in X-Forwarded-For
 
-        Shards:
-              --servers <SHARD=HOST:PORT>
-                  Operator port of each shard: shard=host:port,...; a shard may have several
+              -h, --help
+                      Print help (see a summary with '-h')
 
-              --shard <SHARD>
-                  Only this shard; repeatable
+            Shards:
+                  --servers <SHARD=HOST:PORT>
+                      Operator port of each shard: shard=host:port,...; a shard may have several
 
-              --all-shards
-                  All shards of --servers
+                  --shard <SHARD>
+                      Only this shard; repeatable
 
-              --identity-dir <DIR>
-                  Directory with ca.crt, identity.key and identity.crt [default: cli-operator-identity below
-                  --temp-dir]
+                  --all-shards
+                      All shards of --servers
 
-              --timeout <DURATION>
-                  How long each shard may take to answer [default: 30s; with --wait 15m]
+                  --identity-dir <DIR>
+                      Directory with ca.crt, identity.key and identity.crt [default: cli-operator-identity below
+                      --temp-dir]
 
-        Common:
-              --temp-dir <DIR>
-                  Where identities and defaults are kept [default: ./temp if it is a development
-                  environment, else the state directory]
+                  --timeout <DURATION>
+                      How long each shard may take to answer [default: 30s; with --wait 15m]
 
-          -o, --format <FORMAT>
-                  Form of the result
+            Common:
+                  --temp-dir <DIR>
+                      Where identities and defaults are kept [default: ./temp if it is a development
+                      environment, else the state directory]
 
-                  Possible values:
-                  - table: Columns for people
-                  - wide:  The same with more columns
-                  - json
-                  - yaml
-                  - name:  Only the names, one per line
-          
-                  [default: table]
+              -o, --format <FORMAT>
+                      Form of the result
 
-              --debug
-                  Show the whole chain of causes
+                      Possible values:
+                      - table: Columns for people
+                      - wide:  The same with more columns
+                      - json
+                      - yaml
+                      - name:  Only the names, one per line
 
-              --no-color
-                  No colours; also by NO_COLOR
+                      [default: table]
 
-              --no-progress
-                  No lines that redraw themselves
+                  --debug
+                      Show the whole chain of causes
 
-          -y, --yes
-                  Do not ask before something is taken away
-    "#]],
+                  --no-color
+                      No colours; also by NO_COLOR
+
+                  --no-progress
+                      No lines that redraw themselves
+
+              -y, --yes
+                      Do not ask before something is taken away
+        "#]],
     );
 }
 
