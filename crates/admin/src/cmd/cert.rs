@@ -208,8 +208,7 @@ async fn replace(context: &Context, args: &RevokeArgs, it: &Certificate) -> Resu
         None => shards,
     };
     context.confirm(&what)?;
-    let request =
-        ReplaceInstanceRequest { instance_id: instance.clone(), reason: args.reason.clone(), ..Default::default() };
+    let request = ReplaceInstanceRequest { instance_id: instance.clone(), reason: args.reason.clone() };
     let found = shards
         .find(&format!("instance {instance}"), |mut client| {
             let request = request.clone();
