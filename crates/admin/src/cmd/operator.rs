@@ -172,7 +172,8 @@ async fn mark(cluster: &Cluster, record: &Versioned<OperatorRecord>, reason: &st
     marked.map(drop).map_err(|error| Failure::failed(what()).because(error).next("repeat it: nothing is done twice"))
 }
 
-/// Connections are opened before the mark is made: our own identity may be the one that ends.
+/// Our own identity is read, and renewed if it must be, before the mark is made: it may be the one that ends. Servers that
+/// still remember it as good take the refresh from it, and those that do not know the mark already.
 async fn tell<F>(context: &Context, args: &ShardArgs, mark: impl FnOnce() -> F) -> Result<(), Failure>
 where
     F: Future<Output = Result<(), Failure>>,

@@ -94,8 +94,8 @@ pub(super) async fn run(context: &Context, args: RestoreArgs) -> Result<Exit, Fa
         "nothing was written; repeat it with --yes".to_owned()
     } else {
         format!(
-            "next: the same with a cache of every other shard than {}; then bring the secrets back, which no cache has: \
-             a running server puts them back by itself, else nstance-admin cluster rotate-ca --lost-key",
+            "next: the same with a cache of every other shard than {}; upload the configs; and restore the secrets, which no \
+             cache has, from a backup, else nstance-admin cluster rotate-ca --lost-key",
             cache.shard
         )
     };
