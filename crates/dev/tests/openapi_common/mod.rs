@@ -66,7 +66,8 @@ impl Document {
             Value::Array(_) => "array",
             Value::Object(_) => "object",
         };
-        if !kinds.is_empty() && !kinds.contains(&kind) && !(kind == "integer" && kinds.contains(&"number")) {
+        let is_whole = kind == "integer" && kinds.contains(&"number");
+        if !(kinds.is_empty() || kinds.contains(&kind) || is_whole) {
             return Err(format!("{value} is no {kinds:?}"));
         }
         if let Some(words) = schema["enum"].as_array()
