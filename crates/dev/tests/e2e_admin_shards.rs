@@ -11,7 +11,7 @@ use std::{
     fs,
     path::{Path, PathBuf},
     process::Stdio,
-    time::{Duration, Instant},
+    time::Duration,
 };
 
 use e2e_common::{DEV, Env, PATIENCE};
@@ -20,6 +20,7 @@ use serde_json::Value;
 use tokio::{
     io::{AsyncBufReadExt as _, BufReader, Lines},
     process::{Child, ChildStdout, Command},
+    time::Instant,
 };
 
 /// What a run of the admin tool ended with.
