@@ -309,7 +309,7 @@ enum BenchCommand {
         check: bool,
     },
     /// What thousands of agents cost their server, and how it grows with their number
-    Load(bench::LoadArgs),
+    Load(Box<bench::LoadArgs>),
     /// What an idle agent costs: memory, processor, size of the program
     Agent {
         /// How long it is watched
@@ -460,7 +460,7 @@ async fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         Command::Bench(BenchCommand::Notices { size, check }) => {
             bench::notices(size, check).await.map(|()| ExitCode::SUCCESS)
         }
-        Command::Bench(BenchCommand::Load(args)) => bench::load(args).await,
+        Command::Bench(BenchCommand::Load(args)) => bench::load(*args).await,
         Command::Bench(BenchCommand::Agent { watch, agent, check }) => {
             bench::agent(watch, agent, check).await.map(|()| ExitCode::SUCCESS)
         }
