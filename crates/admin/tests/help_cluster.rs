@@ -193,7 +193,7 @@ fn shared_flags_of_the_store_are_explained() {
     let (_, said) = run(&["cluster", "info", "-h"]);
     let storage = said.split("\nStorage:").nth(1).unwrap().split("\nCommon:").next().unwrap();
     expect![[r#"
-
+        Storage:
               --storage-provider <STORAGE_PROVIDER>
                   Where the cluster's objects are; S3 goes by the usual AWS_ variables [default: s3]
                   [possible values: s3, gcs, azure, file]
@@ -216,7 +216,7 @@ fn shared_flags_of_the_store_are_explained() {
                   Name of the variable, or path of the file, that holds the key [default for env:
                   NSTANCE_ENCRYPTION_KEY]
     "#]]
-    .assert_eq(storage);
+    .assert_eq(&format!("Storage:{storage}"));
 }
 
 #[test]
