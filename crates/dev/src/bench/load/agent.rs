@@ -322,6 +322,10 @@ impl Agent {
         self.state().notice = Some(notice);
     }
 
+    pub(super) fn is_leaving(&self) -> bool {
+        self.state().notice.is_some()
+    }
+
     pub(super) async fn renew(&self) -> anyhow::Result<()> {
         let client = self.state().client.clone();
         let request = RenewCertificateRequest { public_key_pem: self.key.public_key_pem().into_bytes() };

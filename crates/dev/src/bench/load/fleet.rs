@@ -325,12 +325,16 @@ impl Fleet {
         journal: &mut Journal,
         limit: Duration,
     ) -> anyhow::Result<Vec<Duration>> {
-        let alive = self.alive();
+        // Whoever has its notice is being replaced already, and would not be a second time.
+        let alive: Vec<Arc<Agent>> = self.alive().into_iter().filter(|it| !it.is_leaving()).collect();
         let step = (alive.len() / n.max(1)).max(1);
         // The youngest of them are not struck again and again: where it begins moves on with every create.
         let begin = self.n_creates() % step;
         let victims: Vec<Arc<Agent>> = alive.into_iter().skip(begin).step_by(step).take(n).collect();
         let known = self.n_creates();
+        // A machine takes seconds to boot. One that came up at once would take the processors while the others' create
+        // calls are still to come, so they come up when all calls are in.
+        self.shared.is_awake.store(false, Ordering::Relaxed);
         match blow {
             Blow::Loss => {
                 let gone: Vec<Line> = victims.iter().map(|it| Line::Gone(it.instance.clone())).collect();
@@ -359,7 +363,9 @@ impl Fleet {
             let n_made = self.n_creates() - known;
             (victims.len() <= n_made, format!("{n_made} create calls for {} replacements", victims.len()))
         };
-        self.until(limit, look).await?;
+        let all = self.until(limit, look).await;
+        self.wake();
+        all?;
         let creates: Vec<(String, u64)> = self.state().creates[known..].to_vec();
         pair(&blows, &creates)
     }
