@@ -20,10 +20,16 @@ pub(crate) async fn variables(layout: &Layout) -> anyhow::Result<Vec<(String, St
     // Where leaders are told to be: links with several servers, the one server otherwise.
     let (mut servers, bucket) = (Vec::new(), stored::open(port)?);
     for shard in records::shape(layout).shards() {
-        if let Some(there) = stored::read_config(&bucket, &shard).await? {
-            servers.push(format!("{shard}=127.0.0.1:{}", there.config.server.advertise.operator.port));
+        match stored::read_config(&bucket, &shard).await {
+            Ok(there) => servers.extend(there.map(|it| (shard, it.config.server.advertise.operator.port))),
+            // A config that somebody broke is when the admin tool is needed: it asks all servers, and the leader answers.
+            Err(_) => {
+                let living = records::servers_of(layout, shard.as_str());
+                servers.extend(living.iter().filter_map(|it| Some((shard.clone(), it.port("operator")?))));
+            }
         }
     }
+    let servers: Vec<String> = servers.iter().map(|(shard, port)| format!("{shard}=127.0.0.1:{port}")).collect();
     let ours = [
         ("NSTANCE_TEMP_DIR", layout.dir().display().to_string()),
         ("NSTANCE_IDENTITY_DIR", layout.identity().display().to_string()),
