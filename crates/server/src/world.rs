@@ -357,9 +357,9 @@ impl World {
         let (now, mono) = (self.now(), self.clock().monotonic());
         let mut state = self.lock();
         let is_lost = |it: &Entry| matches!(it.health(&state, now), Health::Lost { .. } | Health::Silent { .. });
-        let has_left = |it: &Entry| it.instance().group == *group && it.left() && is_lost(it);
-        let left: Vec<InstanceId> =
-            state.lost.iter().filter(|id| state.entries.get(id).is_some_and(has_left)).copied().collect();
+        let has_left = |it: &Entry| it.left() && is_lost(it);
+        let members = state.groups.get(group).map(|it| &it.members).into_iter().flatten();
+        let left: Vec<InstanceId> = members.filter(|id| state.entries.get(id).is_some_and(has_left)).copied().collect();
         for id in &left {
             if let Some(entry) = state.entries.get_mut(id) {
                 entry.link.lost_at_mono = Some(mono);

@@ -11,7 +11,10 @@ use nstance_identity::{
 };
 use nstance_proto::v1;
 use nstance_rt::entropy::SeededEntropy;
-use nstance_server::{term_clock::TermClock, world::World};
+use nstance_server::{
+    term_clock::TermClock,
+    world::{BrakeMemory, World},
+};
 use nstance_store::{cache::Cache, rebuild::rebuild};
 use prost::Message as _;
 
@@ -38,6 +41,12 @@ pub(crate) const CASES: &[Case] = &[
         what: "the planner's view of one group of all instances",
         steps: 20,
         run: |n, how| simulate(snapshot(n, how)),
+    },
+    Case {
+        name: "snapshot-lost",
+        what: "the same when all their agents are lost, and counted anew for the brake",
+        steps: 20,
+        run: |n, how| simulate(snapshot_lost(n, how)),
     },
     Case {
         name: "plan-steady",
@@ -87,6 +96,29 @@ pub(crate) const CASES: &[Case] = &[
 async fn snapshot(n: usize, how: How) -> Outcome {
     let fleet = Fleet::led(n).await?;
     Ok(measure(how, async || {
+        std::hint::black_box(fleet.term.world.snapshot(Some(&fleet.group)));
+    })
+    .await)
+}
+
+async fn snapshot_lost(n: usize, how: How) -> Outcome {
+    let fleet = Fleet::led(n).await?;
+    let now = fleet.term.world.now();
+    {
+        let mut state = fleet.term.world.lock();
+        for record in &fleet.records {
+            state.lost.insert(record.id);
+            let entry = state.entries.get_mut(&record.id).context("an instance that the world does not know")?;
+            entry.link.stream = None;
+            entry.link.lost_at = Some(now);
+        }
+        state.n_connected = 0;
+    }
+    let (snapshot, _) = fleet.term.world.snapshot(Some(&fleet.group));
+    let n_held = snapshot.shard.brake.held.len();
+    anyhow::ensure!(n_held == n, "the brake holds {n_held} of {n}");
+    Ok(measure(how, async || {
+        fleet.term.world.lock().brake_memory = BrakeMemory::default();
         std::hint::black_box(fleet.term.world.snapshot(Some(&fleet.group)));
     })
     .await)

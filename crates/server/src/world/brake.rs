@@ -19,6 +19,13 @@ use super::{Entry, RETURN_GRACE, State};
 /// How often one of the held may be replaced after all.
 const RELEASE: Duration = Duration::from_secs(60);
 
+/// When more than so many are lost, not every pass of every group counts them anew: ten thousand agents that vanish
+/// together wake all groups again and again, and whoever counted each time would do nothing else.
+const MANY: usize = 100;
+
+/// For so long a count of many stands, for all who were in it.
+const STANDS: Duration = Duration::from_millis(50);
+
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct BrakeSettings {
     pub min: u32,
@@ -34,6 +41,25 @@ pub struct BrakeMemory {
     since: Option<Timestamp>,
     /// The losses that are left would not have begun it.
     ended_at: Option<Timestamp>,
+    counted: Counted,
+}
+
+/// The last count.
+#[derive(Default)]
+struct Counted {
+    at: Option<Timestamp>,
+    lost: BTreeSet<InstanceId>,
+    /// Somebody was silent on a stream that looked open.
+    muted: bool,
+    /// A pass took it over though there may be more by now; when to look again.
+    again_at: Option<Timestamp>,
+}
+
+impl Counted {
+    fn stands_until(&self, now: Timestamp) -> Option<Timestamp> {
+        let at = self.at.filter(|_| MANY < self.lost.len())?;
+        (at <= now && now < at.plus(STANDS)).then(|| at.plus(STANDS))
+    }
 }
 
 impl BrakeMemory {
@@ -44,7 +70,8 @@ impl BrakeMemory {
 
     /// The next moment at which time alone changes who is held.
     pub fn next_change(&self) -> Option<Timestamp> {
-        self.ended_at.map(|at| at.plus(RETURN_GRACE)).or(self.next_release())
+        let change = self.ended_at.map(|at| at.plus(RETURN_GRACE)).or(self.next_release());
+        [change, self.counted.again_at].into_iter().flatten().min()
     }
 }
 
@@ -56,7 +83,7 @@ fn held(
 ) -> Option<(Timestamp, BTreeSet<InstanceId>)> {
     let mut held = BTreeSet::new();
     let mut since = None;
-    let mut end = 0;
+    let (mut end, mut taken) = (0, 0);
     for (begin, (at, _)) in lost.iter().enumerate() {
         while lost.get(end).is_some_and(|(later, _)| later.since(*at) <= settings.window) {
             end += 1;
@@ -66,7 +93,9 @@ fn held(
         let share = connected * usize::try_from(settings.percent).unwrap_or(100) / 100;
         let limit = share.max(usize::try_from(settings.min).unwrap_or(usize::MAX));
         if limit < end - begin {
-            held.extend(lost[begin..end].iter().map(|(_, id)| *id));
+            // Windows overlap; whoever is before `taken` is in already.
+            held.extend(lost[taken.max(begin)..end].iter().map(|(_, id)| *id));
+            taken = end;
             let passed = lost[begin + limit].0;
             since = Some(since.map_or(passed, |since: Timestamp| since.min(passed)));
         }
@@ -75,17 +104,28 @@ fn held(
 }
 
 impl State {
+    /// Whether one in these groups is silent, on a stream that still looks open or without one, and was not counted.
+    fn has_uncounted(&self, concerned: &[GroupRef], now: Timestamp) -> bool {
+        let counted = &self.brake_memory.counted.lost;
+        self.members_of(concerned).any(|id| !counted.contains(id) && self.is_silent(*id, now))
+    }
+
+    fn is_silent(&self, id: InstanceId, now: Timestamp) -> bool {
+        self.entries.get(&id).is_some_and(|entry| matches!(entry.health(self, now), Health::Silent { .. }))
+    }
+
+    fn members_of<'a>(&'a self, groups: &'a [GroupRef]) -> impl Iterator<Item = &'a InstanceId> {
+        groups.iter().filter_map(|group| self.groups.get(group)).flat_map(|it| &it.members)
+    }
+
     /// Agents whose report is overdue on a stream that still looks open: a network that swallows packets does not end it
-    /// for a while. All of the shard's, looked for only when one in a group of `concerned` is silent by now: the first
-    /// to be silent must not be judged before it is known how many will be.
+    /// for a while. All of the shard's, looked for only when one in a group of `concerned` is silent by now, or some were
+    /// at the last count: the first to be silent must not be judged before it is known how many will be.
     fn muted(&self, concerned: &[GroupRef], now: Timestamp) -> BTreeSet<InstanceId> {
-        let is_silent = |id: &InstanceId| {
-            self.entries.get(id).is_some_and(|entry| {
-                entry.link.stream.is_some() && matches!(entry.health(self, now), Health::Silent { .. })
-            })
-        };
-        let members = |group: &GroupRef| self.groups.get(group).map(|it| &it.members);
-        if !concerned.iter().filter_map(members).flatten().any(is_silent) {
+        let is_open = |id: &InstanceId| self.entries.get(id).is_some_and(|entry| entry.link.stream.is_some());
+        if !self.brake_memory.counted.muted
+            && !self.members_of(concerned).any(|id| is_open(id) && self.is_silent(*id, now))
+        {
             return BTreeSet::new();
         }
         let is_overdue = |entry: &Entry| {
@@ -98,6 +138,22 @@ impl State {
 
     /// The brake as it stands now, for these groups. Lets one more go when its minute has come.
     pub(super) fn brake(&mut self, concerned: &[GroupRef], now: Timestamp) -> Brake {
+        match self.brake_memory.counted.stands_until(now) {
+            // A verdict of a moment ago is what a pass of a moment ago would have acted on.
+            Some(until) if !self.has_uncounted(concerned, now) => self.brake_memory.counted.again_at = Some(until),
+            _ => self.count_lost(concerned, now),
+        }
+        let memory = &self.brake_memory;
+        if memory.wave.is_empty() {
+            return Brake::default();
+        }
+        let held: BTreeSet<_> = self.members_of(concerned).filter(|id| memory.wave.contains(id)).copied().collect();
+        let released = memory.released.intersection(&held).copied().collect();
+        Brake { held, released, since: memory.since }
+    }
+
+    /// Counts who is lost, and from that who is held.
+    fn count_lost(&mut self, concerned: &[GroupRef], now: Timestamp) {
         let muted = self.muted(concerned, now);
         let mut lost: Vec<(Timestamp, InstanceId)> = self
             .lost
@@ -119,31 +175,42 @@ impl State {
         lost.sort_unstable();
         let now_held = held(&lost, self.n_connected.saturating_sub(muted.len()), self.brake_settings);
         let memory = &mut self.brake_memory;
-        let held = match now_held {
-            Some((since, held)) => {
-                memory.since.get_or_insert(since);
-                memory.ended_at = None;
-                memory.wave.extend(held);
-                memory.wave.retain(|id| lost.iter().any(|(_, it)| it == id));
-                memory.wave.clone()
-            }
-            None => {
-                memory.wave.retain(|id| lost.iter().any(|(_, it)| it == id));
-                if memory.wave.is_empty() || RETURN_GRACE <= now.since(*memory.ended_at.get_or_insert(now)) {
-                    *memory = BrakeMemory::default();
-                    return Brake::default();
-                }
-                memory.wave.clone()
-            }
+        memory.counted = Counted {
+            at: Some(now),
+            lost: lost.iter().map(|(_, id)| *id).collect(),
+            muted: !muted.is_empty(),
+            again_at: None,
         };
-        memory.released.retain(|id| held.contains(id));
-        if memory.next_release().is_some_and(|at| at <= now)
-            && let Some((_, id)) = lost.iter().find(|(_, id)| held.contains(id) && !memory.released.contains(id))
-        {
-            memory.released.insert(*id);
-            memory.last_release = Some(now);
+        memory.judge(now_held, &lost, now);
+    }
+}
+
+impl BrakeMemory {
+    /// Takes in who is held by the last count, and lets one go if it is time.
+    fn judge(
+        &mut self,
+        now_held: Option<(Timestamp, BTreeSet<InstanceId>)>,
+        lost: &[(Timestamp, InstanceId)],
+        now: Timestamp,
+    ) {
+        let began = now_held.is_some();
+        if let Some((since, held)) = now_held {
+            self.since.get_or_insert(since);
+            self.ended_at = None;
+            self.wave.extend(held);
         }
-        Brake { held, released: memory.released.clone(), since: memory.since }
+        self.wave.retain(|id| self.counted.lost.contains(id));
+        if !began && (self.wave.is_empty() || RETURN_GRACE <= now.since(*self.ended_at.get_or_insert(now))) {
+            *self = Self { counted: std::mem::take(&mut self.counted), ..Self::default() };
+            return;
+        }
+        self.released.retain(|id| self.wave.contains(id));
+        if self.next_release().is_some_and(|at| at <= now)
+            && let Some((_, id)) = lost.iter().find(|(_, id)| self.wave.contains(id) && !self.released.contains(id))
+        {
+            self.released.insert(*id);
+            self.last_release = Some(now);
+        }
     }
 }
 
@@ -190,6 +257,12 @@ mod tests {
     fn losses_that_trickle_are_not_a_wave() {
         assert_eq!(n_held(&[0, 20, 40, 60, 80, 100], 4), 0);
         assert_eq!(n_held(&[0, 1, 2, 3, 60], 0), 4, "the late one is alone");
+    }
+
+    #[test]
+    fn overlapping_windows_hold_each_once_and_none_twice() {
+        // Two waves that share the losses at 8 and 9; the one at 30 is alone.
+        assert_eq!(n_held(&[0, 1, 8, 9, 15, 16, 17, 30], 0), 7);
     }
 
     #[test]

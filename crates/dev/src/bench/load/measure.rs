@@ -45,10 +45,11 @@ pub(super) async fn run(site: &mut Site, n_agents: usize, args: &LoadArgs) -> an
 
     step("scale-up");
     scale_up(site, &fleet, groups.into_iter().collect(), &mut it).await.context("scale up")?;
+    // Who is connected reports from then on: a storm may last longer than agents may be silent.
+    fleet.report_from_now_on(true);
     step("registration storm");
     storm(site, &fleet, &mut it).await.context("register all agents")?;
     step("reports");
-    fleet.report_from_now_on(true);
     reports(site, &fleet, args.watch, &mut it).await.context("count reports")?;
     let used = site.used()?;
     it.rss_mib = mib(used.rss_bytes);
