@@ -13,7 +13,10 @@ fn main() -> Result<(), Box<dyn std::error::Error>> {
     std::fs::write(out.join("descriptors.bin"), protox::prost::Message::encode_to_vec(&descriptors))?;
     // Without `transport`: clients bring their own connections (TLS 1.3 with live certificates), and the agent stays
     // free of the server half.
-    tonic_prost_build::configure().build_transport(false).compile_fds(descriptors)?;
+    tonic_prost_build::configure()
+        .build_transport(false)
+        .codec_path("crate::codec::Thrifty")
+        .compile_fds(descriptors)?;
     println!("cargo:rerun-if-changed=proto");
     Ok(())
 }

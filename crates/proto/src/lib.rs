@@ -20,6 +20,7 @@ pub mod rpc {
     tonic::include_proto!("google.rpc");
 }
 
+pub mod codec;
 pub mod refusal;
 
 /// The compiled descriptors, for reflection and for the baseline test.
