@@ -1,7 +1,7 @@
 # Thin aliases; the logic lives in nstance-dev, where it is typed and tested.
 CARGO ?= cargo
 
-.PHONY: dev dev-ha clean-dev test sim lint build nstance-server nstance-agent nstance-agent-static nstance-admin nstance-dev bench-micro
+.PHONY: dev dev-ha clean-dev test sim lint build nstance-server nstance-agent nstance-agent-static nstance-admin nstance-dev bench-load bench-micro
 
 dev: build
 	./target/debug/nstance-dev up
@@ -30,7 +30,11 @@ lint:
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --locked -p nstance-dev --test 'sim_*' -- -D warnings
 
-nstance-server nstance-admin nstance-dev:
+nstance-server nstance-dev:
+	$(CARGO) build --locked --release -p $@ --features fast-alloc
+	mkdir -p bin && cp target/release/$@ bin/
+
+nstance-admin:
 	$(CARGO) build --locked --release -p $@
 	mkdir -p bin && cp target/release/$@ bin/
 
@@ -47,6 +51,12 @@ nstance-agent-static:
 		-C link-arg=-Wl,-z,pack-relative-relocs
 	mkdir -p bin && cp target/$(AGENT_TARGET)/agent/nstance-agent bin/nstance-agent-$(AGENT_TARGET)
 	wc -c bin/nstance-agent-$(AGENT_TARGET)
+
+# What thousands of agents cost, held against what is promised. Takes ten minutes of a machine that does nothing else.
+bench-load:
+	$(CARGO) build --locked --release -p nstance-dev -p nstance-server --bins \
+		--features nstance-dev/fast-alloc,nstance-server/fast-alloc
+	TMPDIR=/dev/shm ./target/release/nstance-dev bench load --check --json bench.json
 
 # What one plan, report, certificate or rebuild costs; in instructions, which a busy machine does not change. Needs valgrind.
 bench-micro:

@@ -5,6 +5,10 @@ use std::process::ExitCode;
 use clap::Parser;
 use nstance_dev::cli::{Cli, run};
 
+#[cfg(feature = "fast-alloc")]
+#[global_allocator]
+static ALLOC: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     let cli = Cli::parse();
     match run(cli) {

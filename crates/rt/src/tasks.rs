@@ -5,11 +5,17 @@
 
 use std::{
     future::Future,
-    sync::{Arc, Mutex},
+    panic::{AssertUnwindSafe, catch_unwind},
+    pin::Pin,
+    task::{Context, Poll},
     time::Duration,
 };
 
-use tokio_util::{sync::CancellationToken, task::TaskTracker};
+use pin_project_lite::pin_project;
+use tokio_util::{
+    sync::{CancellationToken, WaitForCancellationFutureOwned},
+    task::TaskTracker,
+};
 use tracing::Instrument;
 
 use crate::process::{Process, Running};
@@ -18,7 +24,8 @@ use crate::process::{Process, Running};
 pub struct Tasks {
     token: CancellationToken,
     tracker: TaskTracker,
-    aborts: Arc<Mutex<Vec<tokio::task::AbortHandle>>>,
+    /// Ends those who did not end by themselves.
+    abort: CancellationToken,
     failed: tokio::sync::watch::Sender<Option<Failure>>,
     /// In a simulation: what these tasks are frozen and killed with.
     process: Option<Process>,
@@ -47,7 +54,7 @@ impl Tasks {
         Self {
             token,
             tracker: TaskTracker::new(),
-            aborts: Arc::default(),
+            abort: CancellationToken::new(),
             failed: tokio::sync::watch::Sender::new(None),
             process: None,
         }
@@ -79,32 +86,15 @@ impl Tasks {
     where
         F: Future<Output = ()> + Send + 'static,
     {
-        let failed = self.failed.clone();
-        let future = self.tracker.track_future(future).instrument(tracing::debug_span!("task", name));
-        let task = match &self.process {
-            None => tokio::spawn(future),
+        let task = Task { name, failed: self.failed.clone(), aborted: self.abort.clone().cancelled_owned(), future };
+        let future = self.tracker.track_future(task).instrument(tracing::debug_span!("task", name));
+        match &self.process {
+            None => drop(tokio::spawn(future)),
             Some(process) => {
                 let task = tokio::spawn(Running { process: process.clone(), future: Box::pin(future) });
                 process.track(task.abort_handle());
-                task
             }
-        };
-        {
-            let mut aborts = self.aborts.lock().unwrap_or_else(std::sync::PoisonError::into_inner);
-            if 256 <= aborts.len() && aborts.len().is_power_of_two() {
-                aborts.retain(|it| !it.is_finished());
-            }
-            aborts.push(task.abort_handle());
         }
-        tokio::spawn(async move {
-            if let Err(error) = task.await
-                && error.is_panic()
-            {
-                let message = panic_text(error.into_panic());
-                tracing::error!(task = name, message, "task panicked");
-                failed.send_replace(Some(Failure { name, message }));
-            }
-        });
     }
 
     /// Starts a task that is dropped at its next await when the scope ends.
@@ -148,11 +138,43 @@ impl Tasks {
             return 0;
         }
         let left = self.tracker.len();
-        for abort in self.aborts.lock().unwrap_or_else(std::sync::PoisonError::into_inner).drain(..) {
-            abort.abort();
-        }
+        self.abort.cancel();
         self.tracker.wait().await;
         left
+    }
+}
+
+pin_project! {
+    /// One task. It is its own witness: a handle that waits for it would be a second task, and a list of handles would
+    /// keep the memory of those that ended.
+    struct Task<F> {
+        name: &'static str,
+        failed: tokio::sync::watch::Sender<Option<Failure>>,
+        #[pin]
+        aborted: WaitForCancellationFutureOwned,
+        #[pin]
+        future: F,
+    }
+}
+
+impl<F: Future<Output = ()>> Future for Task<F> {
+    type Output = ();
+
+    fn poll(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<()> {
+        let mut this = self.project();
+        if this.aborted.poll(cx).is_ready() {
+            return Poll::Ready(());
+        }
+        // Nobody polls it again after a panic, so nobody sees what it left half done.
+        match catch_unwind(AssertUnwindSafe(|| this.future.as_mut().poll(cx))) {
+            Ok(polled) => polled,
+            Err(panic) => {
+                let (name, message) = (*this.name, panic_text(panic));
+                tracing::error!(task = name, message, "task panicked");
+                this.failed.send_replace(Some(Failure { name, message }));
+                Poll::Ready(())
+            }
+        }
     }
 }
 

@@ -6,6 +6,11 @@ use clap::Parser;
 use nstance_rt::telemetry::{self, LogForm};
 use nstance_server::{args::Args, boot, validate};
 
+/// Of many small pieces, on several threads, it is by a third faster than the system's.
+#[cfg(feature = "fast-alloc")]
+#[global_allocator]
+static ALLOC: tikv_jemallocator::Jemalloc = tikv_jemallocator::Jemalloc;
+
 fn main() -> ExitCode {
     let args = Args::parse();
     let form = if args.log_json { LogForm::Json } else { LogForm::Text };

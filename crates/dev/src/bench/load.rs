@@ -112,6 +112,10 @@ pub(crate) async fn load(args: LoadArgs) -> anyhow::Result<ExitCode> {
         let last_words = site.last_words();
         let stopped = site.stop().await;
         if run.is_err() {
+            // What was measured before is not lost with what failed.
+            if !runs.is_empty() {
+                figures::table(&runs).iter().for_each(|line| say!("{line}"));
+            }
             last_words.iter().for_each(|line| eprintln!("server: {line}"));
         }
         runs.push(run.with_context(|| format!("measure {n_agents} agents"))?);
