@@ -230,6 +230,18 @@ impl Cache {
         self.transact(|transaction| transaction.execute("DELETE FROM objects WHERE key = ?1", [key]).map(drop))
     }
 
+    /// Notes instances together with their objects, in one transaction.
+    pub fn put_recorded<'a>(
+        &self,
+        objects: &[CachedObject],
+        instances: impl Iterator<Item = &'a Instance>,
+    ) -> Result<(), CacheError> {
+        self.transact(|transaction| {
+            insert_objects(transaction, objects)?;
+            insert_instances(transaction, instances)
+        })
+    }
+
     /// Notes one instance; what hangs on it (health, keys and the like) stays.
     pub fn put_instance(&self, instance: &Instance) -> Result<(), CacheError> {
         self.transact(|transaction| insert_instances(transaction, [instance]))

@@ -25,6 +25,7 @@ use object_store::{
     list::{PaginatedListOptions, PaginatedListStore as _},
     path::Path,
 };
+use tokio::sync::Semaphore;
 
 use crate::{
     key::{check_key, check_prefix, invalid, normal_prefix},
@@ -33,6 +34,10 @@ use crate::{
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(2);
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(5);
+
+/// Requests under way at a time; the others wait for their turn. A fleet that comes up at once would open a connection
+/// for each of its writes otherwise, and none of them would be faster for it.
+const AT_A_TIME: usize = 128;
 
 /// Where the bucket is, and as whom we come. Fields left out are taken from the machine (instance role, web identity).
 #[derive(Clone, Default)]
@@ -293,14 +298,20 @@ struct NotingConnector;
 
 impl HttpConnector for NotingConnector {
     fn connect(&self, options: &ClientOptions) -> object_store::Result<HttpClient> {
-        Ok(HttpClient::new(NotingService { inner: ReqwestConnector::default().connect(options)? }))
+        let inner = ReqwestConnector::default().connect(options)?;
+        Ok(HttpClient::new(NotingService { inner, places: Semaphore::new(AT_A_TIME) }))
     }
 }
 
 #[derive(Debug)]
 struct NotingService {
     inner: HttpClient,
+    places: Semaphore,
 }
+
+#[derive(Debug, thiserror::Error)]
+#[error("{AT_A_TIME} requests to the store are under way and none has ended for {} s", REQUEST_TIMEOUT.as_secs())]
+struct Crowded;
 
 #[async_trait]
 impl HttpService for NotingService {
@@ -313,6 +324,10 @@ impl HttpService for NotingService {
                 let _ = NOTE.try_with(|note| change(&mut note.lock().unwrap_or_else(PoisonError::into_inner)));
             }
         };
+        // Who does not get its turn in time was never sent, and is told so.
+        let late = || HttpError::new(HttpErrorKind::Connect, Crowded);
+        let place = tokio::time::timeout(REQUEST_TIMEOUT, self.places.acquire()).await;
+        let _place = place.map_err(|_| late())?.map_err(|_| late())?;
         note(&|it| *it = Note { sent: true, ..Note::default() });
         let answer = self.inner.execute(request).await;
         match &answer {

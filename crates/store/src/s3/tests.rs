@@ -23,6 +23,7 @@ enum Reply {
 struct Server {
     store: S3Store,
     n_requests: Arc<AtomicUsize>,
+    n_connections: Arc<AtomicUsize>,
     last: Arc<Mutex<String>>,
     _tasks: JoinSet<()>,
 }
@@ -32,11 +33,13 @@ async fn server(reply: Reply) -> Server {
     let addr = listener.local_addr().unwrap();
     let (n_requests, last) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(String::new())));
     let mut tasks = JoinSet::new();
-    let (count, seen) = (n_requests.clone(), last.clone());
+    let n_connections = Arc::new(AtomicUsize::new(0));
+    let (count, seen, accepted) = (n_requests.clone(), last.clone(), n_connections.clone());
     tasks.spawn(async move {
         let mut connections = JoinSet::new();
         loop {
             let (mut stream, _) = listener.accept().await.unwrap();
+            accepted.fetch_add(1, Ordering::SeqCst);
             let (count, seen) = (count.clone(), seen.clone());
             connections.spawn(async move {
                 let mut buffer = vec![0; 65536];
@@ -74,7 +77,7 @@ async fn server(reply: Reply) -> Server {
         }
     });
     let store = S3Store::new(settings(format!("http://{addr}"))).unwrap();
-    Server { store, n_requests, last, _tasks: tasks }
+    Server { store, n_requests, n_connections, last, _tasks: tasks }
 }
 
 fn settings(endpoint: String) -> S3Settings {
@@ -235,4 +238,18 @@ fn settings_come_from_the_usual_variables() {
     assert!(S3Store::new(role).is_ok(), "every one of them is understood");
     assert_eq!(bucket_endpoint("https://s3.example/", "b", true), "https://s3.example");
     assert_eq!(bucket_endpoint("https://s3.example/", "b", false), "https://b.s3.example");
+}
+
+#[tokio::test]
+async fn a_crowd_of_writes_shares_its_connections() {
+    let server = server(Reply::Say(200, "etag: \"e\"\r\n", "")).await;
+    let keys: Vec<String> = (0..1000).map(|n| format!("k{n}")).collect();
+    let puts = keys.iter().map(|key| server.store.put(key, b"x".to_vec(), Condition::Create));
+    for written in futures::future::join_all(puts).await {
+        written.unwrap();
+    }
+    assert_eq!(server.n_requests.load(Ordering::SeqCst), 1000);
+    // One that finds another free while it is being opened stays open beside it.
+    let n_connections = server.n_connections.load(Ordering::SeqCst);
+    assert!(n_connections <= 2 * AT_A_TIME, "{n_connections} connections");
 }
