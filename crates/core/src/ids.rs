@@ -4,7 +4,12 @@
 //! (`knc06bgm7733st2576nx5jht4ecjw`) and the storage key (`01970a1c-e31e-7422-9cd5-e9651d11cc97-knc`), which sorts by
 //! time. Both parse back to the same value, and nothing else does.
 
-use std::{borrow::Borrow, fmt, str::FromStr, sync::Arc};
+use std::{
+    borrow::Borrow,
+    fmt,
+    str::FromStr,
+    sync::{Arc, LazyLock},
+};
 
 use data_encoding::Encoding;
 
@@ -204,16 +209,16 @@ impl fmt::Debug for Kind {
 }
 
 /// Lower-case Crockford base32, padded at the tail: 16 bytes are 26 characters, the last two bits zero.
-fn base32() -> Encoding {
+static BASE32: LazyLock<Encoding> = LazyLock::new(|| {
     let mut spec = data_encoding::Specification::new();
     spec.symbols.push_str("0123456789abcdefghjkmnpqrstvwxyz");
     spec.encoding().expect("the alphabet is a constant of 32 distinct symbols")
-}
+});
 
 fn encode_id(kind: Kind, uuid: &[u8; 16]) -> String {
     let mut text = String::with_capacity(29);
     text.push_str(kind.as_str());
-    base32().encode_append(uuid, &mut text);
+    BASE32.encode_append(uuid, &mut text);
     text
 }
 
@@ -222,7 +227,7 @@ fn decode_id(text: &str) -> Option<(Kind, [u8; 16])> {
         return None;
     }
     let kind = Kind::letters(&text[..3])?;
-    let uuid = base32().decode(&text.as_bytes()[3..]).ok()?.try_into().ok()?;
+    let uuid = BASE32.decode(&text.as_bytes()[3..]).ok()?.try_into().ok()?;
     Some((kind, uuid))
 }
 

@@ -101,23 +101,30 @@ impl CacheWriter {
     }
 }
 
-fn put(cache: &Cache, record: &Versioned<Instance>) -> Result<(), CacheError> {
-    let value = &record.value;
-    put_object(cache, instance_key(&value.shard, &value.group.tenant, &value.id), record)?;
-    cache.put_instance(value)
+fn put(cache: &Cache, records: &[Versioned<Instance>]) -> Result<(), CacheError> {
+    let key = |it: &Instance| instance_key(&it.shard, &it.group.tenant, &it.id);
+    let objects: Vec<_> = records.iter().map(|record| object(key(&record.value), record)).collect();
+    cache.put_recorded(&objects, records.iter().map(|record| &record.value))
 }
 
-fn put_object<T: Record>(cache: &Cache, key: String, record: &Versioned<T>) -> Result<(), CacheError> {
+fn object<T: Record>(key: String, record: &Versioned<T>) -> CachedObject {
     let Versioned { value, etag, meta, extra } = record;
-    let body = encode(value, meta, extra);
-    cache.put_objects(&[CachedObject { key, etag: etag.clone(), body, epoch: meta.epoch }])
+    CachedObject { key, etag: etag.clone(), body: encode(value, meta, extra), epoch: meta.epoch }
 }
 
 fn write_all(cache: &Cache, batch: Vec<Write>) {
-    for write in batch {
+    let mut batch = batch.into_iter().peekable();
+    while let Some(write) = batch.next() {
         let written = match write {
-            Write::Put(record) => put(cache, &record),
-            Write::Groups(key, file) => put_object(cache, key, &file),
+            // Records that come together are one transaction.
+            Write::Put(record) => {
+                let mut records = vec![*record];
+                while let Some(Write::Put(record)) = batch.next_if(|it| matches!(it, Write::Put(_))) {
+                    records.push(*record);
+                }
+                put(cache, &records)
+            }
+            Write::Groups(key, file) => cache.put_objects(&[object(key, &file)]),
             Write::Purge(instance) => cache.purge_instance(&instance),
             Write::Keys(instance, keys) => cache.put_public_keys(&instance, &keys),
             Write::Boot { instance, failed, body, at } => cache.put_boot(instance, failed, &body, at),

@@ -46,7 +46,11 @@ use crate::{
         operators::Operators,
         refresh::Turn,
     },
-    tasks::{images::ImageLookups, observe::Observer, reconcile},
+    tasks::{
+        images::ImageLookups,
+        observe::Observer,
+        reconcile::{self, Bell},
+    },
     vitals::{Role, Vitals},
     watch::{Feed, Watches},
     world::{Facts, World},
@@ -133,7 +137,7 @@ pub struct Term {
     pub began_with: Arc<Applied>,
     pub advertised: Advertised,
     pub watches: Watches,
-    wakes: Mutex<BTreeMap<GroupRef, Arc<Notify>>>,
+    bells: Mutex<BTreeMap<GroupRef, Arc<Bell>>>,
     listing: Arc<Notify>,
     /// What was to be told while the guard was shut.
     kept: Mutex<VecDeque<Tell>>,
@@ -178,7 +182,7 @@ impl Term {
             began_with,
             advertised,
             watches,
-            wakes: Mutex::default(),
+            bells: Mutex::default(),
             listing: Arc::default(),
             kept: Mutex::default(),
             ended: watch::Sender::new(None),
@@ -232,14 +236,23 @@ impl Term {
 
     /// Wakes a group's worker, which begins with its first wake.
     pub fn wake(self: &Arc<Self>, group: &GroupRef) {
-        let mut wakes = self.wakes.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(wake) = wakes.get(group) {
-            wake.notify_one();
-            return;
+        self.bell(group).ring();
+    }
+
+    /// Wakes it at once: a machine is dead, or about to be.
+    pub fn hurry(self: &Arc<Self>, group: &GroupRef) {
+        self.bell(group).hurry();
+    }
+
+    fn bell(self: &Arc<Self>, group: &GroupRef) -> Arc<Bell> {
+        let mut bells = self.bells.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(bell) = bells.get(group) {
+            return bell.clone();
         }
-        let wake = Arc::new(Notify::new());
-        wakes.insert(group.clone(), wake.clone());
-        self.tasks.spawn("reconcile", reconcile::work(self.clone(), group.clone(), wake));
+        let bell = Arc::new(Bell::default());
+        bells.insert(group.clone(), bell.clone());
+        self.tasks.spawn("reconcile", reconcile::work(self.clone(), group.clone(), bell.clone()));
+        bell
     }
 
     pub fn wake_all(self: &Arc<Self>) {

@@ -61,7 +61,8 @@ pub struct State {
     pub shutdown_grace: Duration,
     /// For groups that say nothing else, those being deleted included.
     pub default_drain_timeout: Duration,
-    pub entries: BTreeMap<InstanceId, Entry>,
+    /// Boxed: a map keeps room for as many again.
+    pub entries: BTreeMap<InstanceId, Box<Entry>>,
     pub groups: BTreeMap<GroupRef, GroupState>,
     pub corrupt: Vec<CorruptRecord>,
     /// When the agent port opened in this term.
@@ -336,15 +337,13 @@ impl World {
     pub fn take_due_looks(&self, group: &GroupRef) -> Vec<VmRef> {
         let now = self.now();
         let mut state = self.lock();
-        let Some(members) = state.groups.get(group).map(|it| it.members.clone()) else { return Vec::new() };
-        members
-            .into_iter()
+        let members = state.groups.get(group).map(|it| &it.members).into_iter().flatten();
+        let is_due = |it: &Entry| !it.describe.in_flight && it.wants_look(&state, now);
+        let due: Vec<InstanceId> =
+            members.filter(|id| state.entries.get(id).is_some_and(|it| is_due(it))).copied().collect();
+        due.into_iter()
             .filter_map(|id| {
-                let wants = state.entries.get(&id)?.wants_look(&state, now);
                 let entry = state.entries.get_mut(&id)?;
-                if !wants || entry.describe.in_flight {
-                    return None;
-                }
                 entry.describe.in_flight = true;
                 entry.describe.due = None;
                 Some(entry.vm_ref())
@@ -359,7 +358,8 @@ impl World {
         let is_lost = |it: &Entry| matches!(it.health(&state, now), Health::Lost { .. } | Health::Silent { .. });
         let has_left = |it: &Entry| it.left() && is_lost(it);
         let members = state.groups.get(group).map(|it| &it.members).into_iter().flatten();
-        let left: Vec<InstanceId> = members.filter(|id| state.entries.get(id).is_some_and(has_left)).copied().collect();
+        let left: Vec<InstanceId> =
+            members.filter(|id| state.entries.get(id).is_some_and(|it| has_left(it))).copied().collect();
         for id in &left {
             if let Some(entry) = state.entries.get_mut(id) {
                 entry.link.lost_at_mono = Some(mono);
@@ -458,7 +458,7 @@ impl State {
             None => {
                 let interval = self.health_check_interval;
                 let registered = facts.instance().registration.is_some();
-                self.entries.insert(id, Entry::new(facts, interval, now));
+                self.entries.insert(id, Box::new(Entry::new(facts, interval, now)));
                 if registered {
                     self.lost.insert(id);
                 }

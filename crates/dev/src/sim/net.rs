@@ -82,6 +82,7 @@ impl Wire {
         request.extensions_mut().insert(ConnInfo {
             remote: SocketAddr::from((Ipv4Addr::LOCALHOST, 1)),
             leaf: self.leaf.clone(),
+            known: Arc::default(),
             closed: self.closed.clone(),
         });
         let lost = below(net.as_ref(), 1000) < self.site.lost_answers();

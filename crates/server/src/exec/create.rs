@@ -21,7 +21,7 @@ use nstance_rt::{backoff::Backoff, chain::Chain};
 use nstance_store::{cas::RecordError, records::Versioned};
 
 use super::{
-    ExecError, finish,
+    BEHIND, ExecError, finish,
     placement::{self, Choice, SPARED},
     refusal::{pair_of, react},
     request::{IMAGES, asked_for, spec},
@@ -194,12 +194,15 @@ async fn make(
         term.tell(Tell::instance(Reason::InstanceCreateRequested, group, id, message));
     };
     let (created, recorded) = match term.shared.provider.capabilities().create {
-        // Not `try_join`: a dropped call loses its outcome. In this order: the call is what somebody waits for, the
-        // intent comes right behind it, and people are told last.
+        // Not `try_join`: a dropped call loses its outcome. In this order: the call is what somebody waits for. The
+        // intent comes right behind it, and behind the calls of all others that died in the same moment.
         CreateMode::Idempotent => {
-            let told = async { requested() };
-            let (created, recorded, ()) = tokio::join!(call(term, &spec, cause), intend(term, instance), told);
-            (created, recorded)
+            let recorded = async {
+                tokio::time::sleep(BEHIND).await;
+                requested();
+                intend(term, instance).await
+            };
+            tokio::join!(call(term, &spec, cause), recorded)
         }
         CreateMode::RecordFirst => {
             let mut instance = instance.clone();

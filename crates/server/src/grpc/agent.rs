@@ -6,7 +6,7 @@ use nstance_core::ids::InstanceId;
 use nstance_identity::peer::Peer;
 use nstance_proto::v1::{self, agent_service_server::AgentService};
 use tokio::sync::mpsc;
-use tokio_stream::wrappers::ReceiverStream;
+use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::{
@@ -17,7 +17,7 @@ use super::{
 use crate::{
     service::{
         certificates,
-        files::{self, Hello, Opened, Stream},
+        files::{self, Hello, Opened, Stream, Teller},
         health::Session,
         keys,
     },
@@ -62,7 +62,7 @@ fn agent(caller: &Caller) -> Result<(InstanceId, &Peer), Status> {
 
 /// A stream that `tell` fills, in a task of the term, until something ends it. There is room for one message: what
 /// nobody takes is not made.
-fn told<T, F>(term: &Term, mut ends: Ends, tell: impl FnOnce(mpsc::Sender<Result<T, Status>>) -> F) -> Out<T>
+fn told<T, F>(term: &Term, mut ends: Ends, tell: impl FnOnce(Teller<T>) -> F) -> Out<T>
 where
     T: Send + 'static,
     F: Future<Output = ()> + Send + 'static,
@@ -74,13 +74,13 @@ where
             biased;
             status = ends.next() => {
                 // One that takes nothing is not waited for: its stream ends without a word.
-                let _ = out.send_timeout(Err(status), LAST_WORD).await;
+                let _ = out.send_timeout(Box::new(Err(status)), LAST_WORD).await;
             }
             () = out.closed() => {}
             () = telling => {}
         }
     });
-    Box::pin(ReceiverStream::new(told))
+    Box::pin(ReceiverStream::new(told).map(|it| *it))
 }
 
 type Out<T> = Pin<Box<dyn tokio_stream::Stream<Item = Result<T, Status>> + Send>>;

@@ -11,10 +11,7 @@ use std::{
     task::{Context, Poll},
 };
 
-use nstance_core::{
-    ids::{InstanceId, OperatorId, Tenant},
-    instance::Instance,
-};
+use nstance_core::ids::{InstanceId, OperatorId, Tenant};
 use nstance_identity::peer::{Peer, PeerName};
 use tonic::{Request, Status, body::Body};
 use tower::{Layer, Service};
@@ -68,8 +65,17 @@ impl Auth {
         let Some(leaf) = &info.leaf else {
             return Err(Refusal::unauthenticated("CERT_INVALID", "this port asks for a client certificate"));
         };
-        // Usage and time before words: one who is merely late is told so, whatever else its certificate says.
-        let peer = Peer::accept(leaf, self.term.shared.clock.now()).map_err(|error| refuse(&error))?;
+        let now = self.term.shared.clock.now();
+        let peer = match info.known.get() {
+            // Its words were read before, and are as they were; time went on.
+            Some(peer) => peer.check_validity(now).map(|()| peer.clone()),
+            // Usage and time before words: one who is merely late is told so, whatever else its certificate says.
+            None => Peer::accept(leaf, now).inspect(|peer| {
+                // Another call was first: it read the same.
+                let _ = info.known.set(peer.clone());
+            }),
+        };
+        let peer = peer.map_err(|error| refuse(&error))?;
         let caller = match (&self.port, &peer.name) {
             (Port::Agent, PeerName::Agent { instance, tenant }) => {
                 Caller::Agent { instance: *instance, tenant: tenant.clone(), peer: peer.clone() }
@@ -110,53 +116,55 @@ impl Auth {
             let message = format!("instance {id} does not exist any more; this machine may be switched off");
             Refusal::denied("INSTANCE_DELETED", message)
         };
-        let instance = self.term.world.instance(tenant, id).ok_or_else(gone)?;
-        if instance.delete.as_ref().is_some_and(|delete| delete.gone_at.is_some()) {
-            return Err(gone());
-        }
         let superseded = || {
             let message = format!("certificate {} of instance {id} is not its current one; rejoin", peer.serial);
             Refusal::unauthenticated("CERT_SUPERSEDED", message)
         };
-        let Some(cert) = &instance.cert else {
-            if instance.adopted_at.is_some() && instance.registration.is_none() {
-                return self.pin(id, peer).await;
+        let retired = {
+            let mut state = self.term.world.lock();
+            let entry = state.entries.get_mut(&id).ok_or_else(gone)?;
+            let it = entry.instance();
+            if it.group.tenant != *tenant || it.delete.as_ref().is_some_and(|delete| delete.gone_at.is_some()) {
+                return Err(gone());
             }
-            return Err(superseded());
-        };
-        let key_fits =
-            instance.registration.as_ref().is_some_and(|registration| registration.public_key == peer.public_key_der());
-        if key_fits && cert.current.serial == peer.serial {
-            if cert.previous.is_some() {
-                if let Some(entry) = self.term.world.lock().entries.get_mut(&id) {
-                    entry.used_serial = Some(cert.current.serial.clone());
+            let registration = it.registration.as_ref();
+            let key_fits = registration.is_some_and(|it| it.public_key == peer.public_key_der());
+            match &it.cert {
+                None if it.adopted_at.is_some() && registration.is_none() => None,
+                Some(cert) if key_fits && cert.current.serial == peer.serial => {
+                    let serial = cert.previous.is_some().then(|| cert.current.serial.clone());
+                    if serial.is_some() {
+                        entry.used_serial.clone_from(&serial);
+                    }
+                    Some(serial)
                 }
-                self.retire_previous(id, &instance);
+                // The one before it passes until the new one was used.
+                Some(cert)
+                    if key_fits
+                        && cert.previous.as_ref().is_some_and(|it| it.serial == peer.serial)
+                        && entry.used_serial.as_ref() != Some(&cert.current.serial) =>
+                {
+                    Some(None)
+                }
+                _ => return Err(superseded()),
             }
-            return Ok(());
+        };
+        match retired {
+            None => return self.pin(id, peer).await,
+            Some(Some(serial)) => self.retire_previous(id, serial),
+            Some(None) => {}
         }
-        let is_previous = cert.previous.as_ref().is_some_and(|previous| previous.serial == peer.serial);
-        if key_fits && is_previous && !self.is_used(id, &cert.current.serial) {
-            return Ok(());
-        }
-        Err(superseded())
-    }
-
-    /// Whether the agent was seen with this certificate in this term.
-    fn is_used(&self, id: InstanceId, serial: &str) -> bool {
-        let state = self.term.world.lock();
-        state.entries.get(&id).is_some_and(|entry| entry.used_serial.as_deref() == Some(serial))
+        Ok(())
     }
 
     /// The new certificate is in use: the old one passes no longer. Memory knows already, the record follows in its own
     /// time.
-    fn retire_previous(&self, id: InstanceId, instance: &Instance) {
-        let serial = instance.cert.as_ref().map(|cert| cert.current.serial.clone());
+    fn retire_previous(&self, id: InstanceId, serial: String) {
         let term = self.term.clone();
         self.term.tasks.spawn_droppable("retire serial", async move {
             let retired = term.update(id, |it| {
                 let mut it = it.clone();
-                let cert = it.cert.as_mut().filter(|cert| Some(&cert.current.serial) == serial.as_ref())?;
+                let cert = it.cert.as_mut().filter(|cert| cert.current.serial == serial)?;
                 cert.previous.take()?;
                 Some(it)
             });

@@ -8,11 +8,12 @@ use std::{
     io,
     net::SocketAddr,
     pin::Pin,
-    sync::Arc,
+    sync::{Arc, OnceLock},
     task::{Context, Poll},
     time::Duration,
 };
 
+use nstance_identity::peer::Peer;
 use nstance_rt::tasks::Tasks;
 use rustls::ServerConfig;
 use tokio::{
@@ -33,6 +34,8 @@ pub struct ConnInfo {
     /// The certificate that was shown, proved to be of our CA; `None` where none is asked for. What it says is judged
     /// at each call, for one that was good at the handshake may have run out since.
     pub leaf: Option<Arc<[u8]>>,
+    /// What it says, once somebody has read it.
+    pub known: Arc<OnceLock<Peer>>,
     /// Cancelled the moment the socket ends.
     pub closed: CancellationToken,
 }
@@ -254,7 +257,7 @@ async fn handshake(
         .await
         .map_err(|_| io::Error::new(io::ErrorKind::TimedOut, "no TLS handshake in time"))??;
     let leaf = tls.get_ref().1.peer_certificates().and_then(|chain| chain.first()).map(|leaf| Arc::from(leaf.as_ref()));
-    Ok(Conn { tls, info: ConnInfo { remote, leaf, closed }, _place: place })
+    Ok(Conn { tls, info: ConnInfo { remote, leaf, known: Arc::default(), closed }, _place: place })
 }
 
 #[cfg(test)]

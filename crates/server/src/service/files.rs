@@ -11,7 +11,7 @@ pub mod decide;
 mod delivery;
 mod sources;
 
-use std::{collections::BTreeMap, sync::Arc, time::Duration};
+use std::{collections::BTreeMap, pin::Pin, sync::Arc, time::Duration};
 
 use data_encoding::HEXLOWER;
 use nstance_core::{
@@ -64,7 +64,11 @@ pub struct Hello {
     pub hash: String,
 }
 
-type Out = mpsc::Sender<Result<v1::FileTransfer, Status>>;
+/// Where messages for an agent go. Boxed: a channel has room for dozens at once, whatever its bound, and nearly all are
+/// empty nearly always.
+pub type Teller<T> = mpsc::Sender<Box<Result<T, Status>>>;
+
+type Out = Teller<v1::FileTransfer>;
 
 /// Nobody takes what we send any more.
 struct Gone;
@@ -132,11 +136,8 @@ pub async fn sleep_until(term: &Term, at: Option<Timestamp>) {
 pub async fn serve(term: &Arc<Term>, instance: InstanceId, stream: &Opened, hello: &Hello, out: &Out) {
     let patience = term.now().plus(FIRST_REPORT);
     loop {
-        let now = term.now();
-        let wake_at = match look(term, instance, stream, hello, patience, now) {
-            Ok(_) if !term.guard.is_open() => Some(now.plus(STALLED)),
-            // Boxed: nearly all streams sleep, and each would hold the room that a delivery under way takes.
-            Ok(look) => match Box::pin(deliver(term, stream, hello, &look, out)).await {
+        let wake_at = match begin(term, instance, stream, hello, patience, out) {
+            Ok(delivery) => match delivery.await {
                 Ok(()) => continue,
                 Err(Gone) => return,
             },
@@ -148,6 +149,26 @@ pub async fn serve(term: &Arc<Term>, instance: InstanceId, stream: &Opened, hell
             () = sleep_until(term, wake_at) => {}
         }
     }
+}
+
+/// A delivery under way. Boxed: nearly all streams sleep, and each would hold the room that one takes.
+type Delivering<'a> = Pin<Box<dyn Future<Output = Result<(), Gone>> + Send + 'a>>;
+
+/// Looks at what an instance is owed and begins to deliver it, or says until when to wait.
+fn begin<'a>(
+    term: &'a Arc<Term>,
+    instance: InstanceId,
+    stream: &'a Opened,
+    hello: &'a Hello,
+    patience: Timestamp,
+    out: &'a Out,
+) -> Result<Delivering<'a>, Option<Timestamp>> {
+    let now = term.now();
+    let look = look(term, instance, stream, hello, patience, now)?;
+    if !term.guard.is_open() {
+        return Err(Some(now.plus(STALLED)));
+    }
+    Ok(Box::pin(async move { deliver(term, stream, hello, &look, out).await }))
 }
 
 /// What to send now, or until when to wait.
@@ -207,13 +228,13 @@ async fn deliver(term: &Arc<Term>, stream: &Opened, hello: &Hello, look: &Look, 
             last_modified: Some(timestamp(term.now())),
             ..message.clone()
         };
-        out.send(Ok(transfer)).await.map_err(|_| Gone)?;
+        out.send(Box::new(Ok(transfer))).await.map_err(|_| Gone)?;
         sent.insert(file.name, known);
     }
     let left = delivery.lock().memory.left();
     for name in &left {
         let transfer = v1::FileTransfer { filename: name.clone(), remove: true, ..message.clone() };
-        out.send(Ok(transfer)).await.map_err(|_| Gone)?;
+        out.send(Box::new(Ok(transfer))).await.map_err(|_| Gone)?;
     }
     if !term.guard.is_open() {
         return Ok(());
@@ -243,7 +264,7 @@ async fn deliver(term: &Arc<Term>, stream: &Opened, hello: &Hello, look: &Look, 
         })
     };
     let Some(config_hash) = commit else { return Ok(()) };
-    out.send(Ok(v1::FileTransfer { config_hash, ..message })).await.map_err(|_| Gone)
+    out.send(Box::new(Ok(v1::FileTransfer { config_hash, ..message }))).await.map_err(|_| Gone)
 }
 
 /// The hash an agent has, to commit files without telling it that it has everything.

@@ -135,11 +135,14 @@ impl Session {
             }
         }
         term.observer.look(look.into_iter().collect());
+        // People are told while the worker is on its way.
+        if told.is_some() {
+            term.hurry(group);
+        } else if wake {
+            term.wake(group);
+        }
         if let Some((reason, message)) = told {
             term.tell(Tell::instance(reason, group, *instance, message));
-        }
-        if wake {
-            term.wake(group);
         }
         files::reported(term, group, *instance, &delivery, report);
         report::take(term, (group, *instance, *id), report, now);

@@ -14,11 +14,9 @@ use nstance_config::Code as ProblemCode;
 use nstance_core::{ids::InstanceId, ports::clock::random};
 use nstance_identity::keys::{KeyError, PublicKey};
 use nstance_proto::v1;
-use tokio::sync::mpsc;
-use tonic::Status;
 
 use super::{
-    files::{Opened, decide::wait, wanted},
+    files::{Opened, Teller, decide::wait, wanted},
     groups::problem,
     register::stalled,
 };
@@ -41,12 +39,7 @@ pub fn is_name(name: &str) -> bool {
 }
 
 /// Asks for what is missing, for as long as the stream lives.
-pub async fn ask(
-    term: &Arc<Term>,
-    instance: InstanceId,
-    stream: &Opened,
-    out: &mpsc::Sender<Result<v1::KeyGenerationRequest, Status>>,
-) {
+pub async fn ask(term: &Arc<Term>, instance: InstanceId, stream: &Opened, out: &Teller<v1::KeyGenerationRequest>) {
     let (mut asked, mut tries, mut next) = (BTreeSet::new(), 0, term.now());
     loop {
         let now = term.now();
@@ -62,7 +55,7 @@ pub async fn ask(
                     request_id: HEXLOWER.encode(&random::<8>(term.shared.entropy.as_ref())),
                     epoch: term.epoch().0,
                 };
-                if out.send(Ok(request)).await.is_err() {
+                if out.send(Box::new(Ok(request))).await.is_err() {
                     return;
                 }
                 tries += 1;

@@ -168,7 +168,7 @@ fn is_same(it: &Instance, wish: &Wish) -> bool {
 }
 
 fn n_on_demand(state: &State, tenant: &Tenant) -> usize {
-    let counts = |entry: &&Entry| {
+    let counts = |entry: &&Box<Entry>| {
         let it = entry.instance();
         it.ownership == Ownership::OnDemand
             && it.group.tenant == *tenant

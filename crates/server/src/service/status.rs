@@ -79,7 +79,7 @@ fn is_gone(state: &State, group: &GroupRef) -> bool {
 
 /// Whether an instance of the group is there, or may be.
 fn is_named(state: &State, group: &GroupRef, it: &GroupState) -> bool {
-    let phases = it.members.iter().filter_map(|id| state.entries.get(id)).map(Entry::phase);
+    let phases = it.members.iter().filter_map(|id| state.entries.get(id)).map(|entry| entry.phase());
     phases.into_iter().any(|phase| !matches!(phase, Phase::Deleted | Phase::Failed))
         || state.corrupt.iter().any(|record| record.group.as_ref() == Some(group))
 }
@@ -95,7 +95,7 @@ fn group_status(
     let merged = it.and_then(|it| it.merged.as_deref());
     let counts = counts(shard, group, view, now);
     let members = members(shard, group, view, now);
-    let refs: Vec<_> = members.iter().filter_map(|id| state.entries.get(id)).map(Entry::vm_ref).collect();
+    let refs: Vec<_> = members.iter().filter_map(|id| state.entries.get(id)).map(|entry| entry.vm_ref()).collect();
     let mut provider_ids: Vec<String> = refs.iter().filter_map(|vm| vm.provider_id.clone()).collect();
     provider_ids.sort();
     v1::GroupStatus {
@@ -212,7 +212,7 @@ pub async fn refresh(term: &Term, tenant: &Tenant, id: InstanceId, max_age: Dura
         entry
             .filter(|entry| !matches!(entry.phase(), Phase::Pending | Phase::Failed | Phase::Deleted))
             .filter(|entry| entry.seen_at.is_none_or(|at| max_age < now.since(at)))
-            .map(Entry::vm_ref)
+            .map(|entry| entry.vm_ref())
     };
     if let Some(vm) = vm {
         let _ = tokio::time::timeout(FRESH, term.observer.ask(vm)).await;

@@ -116,7 +116,7 @@ fn apply(term: &Arc<Term>, listing: Listing, asked_at: nstance_core::time::Times
                         }
                     }
                     state.observe(id, vm.seen, Some(&vm), now);
-                    if state.entries.get(&id).is_some_and(exec::is_unconfirmed) {
+                    if state.entries.get(&id).is_some_and(|entry| exec::is_unconfirmed(entry)) {
                         unconfirmed.push(vm);
                     }
                 }

@@ -192,8 +192,13 @@ fn apply(term: &Arc<Term>, instance: InstanceId, answer: Described, asked_at: Ti
     drop(state);
     exec::confirm_shown(term, vm.into_iter().collect());
     // The worker first: people are told while it plans.
-    term.wake(&group);
-    if is_dead(seen) && !is_dead(before) && matches!(phase, Phase::Provisioning | Phase::Running) {
+    let died = is_dead(seen) && !is_dead(before);
+    if died {
+        term.hurry(&group);
+    } else {
+        term.wake(&group);
+    }
+    if died && matches!(phase, Phase::Provisioning | Phase::Running) {
         let message = format!("provider shows the VM {}", seen.as_str());
         term.tell(Tell::instance(Reason::InstanceDead, &group, instance, message));
     }

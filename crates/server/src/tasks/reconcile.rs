@@ -1,7 +1,16 @@
 //! A group's worker: look, plan, act, wait. Woken by events, by the clock, and every 30 s regardless, so that a lost
 //! event costs half a minute and nothing more.
+//!
+//! Events come in bursts: one replacement alone is five of them. What somebody waits for wakes the worker at once; the
+//! rest is planned together, a moment after the last pass at the latest.
 
-use std::{sync::Arc, time::Duration};
+use std::{
+    sync::{
+        Arc,
+        atomic::{AtomicBool, Ordering},
+    },
+    time::Duration,
+};
 
 use nstance_core::{
     check::check,
@@ -12,7 +21,7 @@ use nstance_core::{
     snapshot::{InstanceView, Snapshot},
     time::Timestamp,
 };
-use tokio::sync::Notify;
+use tokio::{sync::Notify, time::Instant};
 
 use crate::{
     events::{Reason, Tell},
@@ -28,14 +37,54 @@ const RESYNC: Duration = Duration::from_secs(30);
 /// While nothing may be done, what is due is looked at no oftener than this.
 const STALLED: Duration = Duration::from_millis(500);
 
-pub async fn work(term: Arc<Term>, group: GroupRef, wake: Arc<Notify>) {
+/// Between two passes, unless somebody hurries.
+const PACE: Duration = Duration::from_millis(20);
+
+/// Wakes a worker.
+#[derive(Default)]
+pub struct Bell {
+    rung: Notify,
+    hurried: Notify,
+    hurries: AtomicBool,
+}
+
+impl Bell {
+    /// Something changed.
+    pub fn ring(&self) {
+        self.rung.notify_one();
+    }
+
+    /// Something changed that cannot wait: a machine is dead, or about to be.
+    pub fn hurry(&self) {
+        self.hurries.store(true, Ordering::Release);
+        self.hurried.notify_one();
+        self.rung.notify_one();
+    }
+
+    /// Resolves when it was rung; not sooner than `earliest`, unless somebody hurries.
+    async fn next(&self, earliest: Instant) {
+        self.rung.notified().await;
+        // Whoever is ready goes first: what came together is planned together.
+        tokio::task::yield_now().await;
+        while !self.hurries.swap(false, Ordering::Acquire) && Instant::now() < earliest {
+            tokio::select! {
+                biased;
+                () = self.hurried.notified() => {}
+                () = tokio::time::sleep_until(earliest) => {}
+            }
+        }
+    }
+}
+
+pub async fn work(term: Arc<Term>, group: GroupRef, bell: Arc<Bell>) {
     let token = term.tasks.token().clone();
     loop {
         let next = pass(&term, &group);
+        let now = Instant::now();
         tokio::select! {
             biased;
             () = token.cancelled() => return,
-            () = wake.notified() => {}
+            () = bell.next(now + PACE) => {}
             () = tokio::time::sleep(next) => {}
         }
     }

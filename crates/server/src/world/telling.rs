@@ -18,7 +18,7 @@ impl State {
     pub(super) fn standing(&self, instance: InstanceId) -> Option<Standing> {
         // Nobody to tell, before the term has begun.
         self.feed.as_ref()?;
-        self.entries.get(&instance).map(Standing::of)
+        self.entries.get(&instance).map(|entry| Standing::of(entry))
     }
 
     /// Tells what is new of an instance since `before`.
