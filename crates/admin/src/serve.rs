@@ -6,7 +6,6 @@ mod ask;
 mod auth;
 mod door;
 mod handle;
-mod keeper;
 mod listen;
 mod metrics;
 mod openapi;
@@ -15,6 +14,7 @@ mod route;
 mod routes;
 mod schema;
 mod schemas;
+mod stall;
 mod tokens;
 
 #[cfg(test)]
@@ -32,7 +32,7 @@ use http::HeaderMap;
 use nstance_core::ports::clock::{Clock, Entropy};
 use nstance_rt::{
     clock::SystemClock,
-    entropy::SystemEntropy,
+    entropy::{SystemEntropy, hex},
     shutdown::StopSignals,
     tasks::Tasks,
     telemetry::{self, LogForm},
@@ -44,7 +44,6 @@ use tokio_util::sync::CancellationToken;
 use self::{
     auth::{Auth, Hosts, Tokens},
     door::Peer,
-    keeper::Keepers,
     metrics::Metrics,
     route::Route,
 };
@@ -52,6 +51,7 @@ use crate::{
     args::{Context, ShardArgs, keep_identity},
     exit::Exit,
     failure::Failure,
+    live::Live,
     shards::Shards,
 };
 
@@ -103,21 +103,23 @@ pub(crate) struct App {
     auth: Auth,
     hosts: Hosts,
     behind_proxy: bool,
-    keepers: Keepers,
+    live: Arc<Live>,
     metrics: Metrics,
     clock: Arc<dyn Clock>,
     entropy: Arc<dyn Entropy>,
+    /// Tells ids of this process from those of others.
+    life: String,
     stop: CancellationToken,
 }
 
 impl App {
-    fn new(tasks: &Tasks, shards: Shards, auth: Auth, hosts: Hosts, behind_proxy: bool) -> Self {
+    fn new(tasks: &Tasks, live: Arc<Live>, shards: Shards, auth: Auth, hosts: Hosts, behind_proxy: bool) -> Self {
         let names: Vec<String> = shards.targets().iter().map(|it| it.shard.clone()).collect();
         let (routes, schemas) = (routes::all(&names), schemas::all());
-        let clock: Arc<dyn Clock> = Arc::new(SystemClock);
+        let (clock, entropy): (Arc<dyn Clock>, _) = (Arc::new(SystemClock), SystemEntropy::new());
         Self {
             document: openapi::document(&routes, &schemas),
-            keepers: Keepers::start(tasks, &shards, clock.clone()),
+            live,
             shards,
             routes,
             schemas,
@@ -126,7 +128,8 @@ impl App {
             behind_proxy,
             metrics: Metrics::default(),
             clock,
-            entropy: Arc::new(SystemEntropy::new()),
+            life: hex(&entropy, 6),
+            entropy: Arc::new(entropy),
             stop: tasks.token().clone(),
         }
     }
@@ -161,7 +164,8 @@ pub async fn run(context: &Context, args: ServeArgs) -> Result<Exit, Failure> {
     let tasks = Tasks::new();
     let auth = Auth::new(tokens.as_ref().map(|it| &it.tokens), args.read_only, &SystemEntropy::new());
     let hosts = Hosts::new(bound.ip(), &args.allowed_host);
-    let app = Arc::new(App::new(&tasks, shards.clone(), auth, hosts, args.behind_proxy));
+    let live = Live::start(&tasks, &shards, Arc::new(SystemClock));
+    let app = Arc::new(App::new(&tasks, live, shards.clone(), auth, hosts, args.behind_proxy));
     tasks.spawn_droppable("operator identity", keep_identity(context.clone(), shards));
     tasks.spawn("listener", listen::accept(app, tasks.clone(), listener, tls));
     greet(context, &format!("{scheme}://{bound}"), tokens.as_ref());

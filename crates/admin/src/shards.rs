@@ -24,7 +24,7 @@ use nstance_proto::{
 use tonic::{Code, Status};
 
 pub use self::{
-    client::{Client, wire_duration},
+    client::{Client, N_REPLAYED, wire_duration},
     identity::Identity,
 };
 
@@ -176,6 +176,11 @@ impl Shards {
         }
         let targets = self.targets.iter().filter(|it| names.contains(&it.shard)).cloned().collect();
         Ok(Self { targets, ..self.clone() })
+    }
+
+    /// Opens a connection of the caller's own to one shard's leader.
+    pub async fn dial(&self, target: &Target) -> Result<Client, ShardError> {
+        dial::connect(target, &self.identity).await
     }
 
     /// Opens a connection to one shard's leader, or takes the one that is open.

@@ -5,6 +5,7 @@ pub(super) mod events;
 pub(super) mod groups;
 pub(super) mod instances;
 pub(super) mod plans;
+pub(super) mod stream;
 pub(super) mod this;
 
 use http::StatusCode;

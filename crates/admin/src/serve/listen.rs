@@ -22,6 +22,7 @@ use tokio_rustls::TlsAcceptor;
 use super::{
     App,
     door::{Peer, answer},
+    stall::Impatient,
 };
 use crate::failure::Failure;
 
@@ -122,7 +123,13 @@ async fn connection(
     requests(app, stream, Peer { address, certificate }, stop).await
 }
 
-async fn requests<S>(app: Arc<App>, stream: S, peer: Peer, stop: tokio_util::sync::CancellationToken) -> io::Result<()>
+/// Answers the requests of one connection, until it ends.
+pub(super) async fn requests<S>(
+    app: Arc<App>,
+    stream: S,
+    peer: Peer,
+    stop: tokio_util::sync::CancellationToken,
+) -> io::Result<()>
 where
     S: AsyncRead + AsyncWrite + Unpin + Send + 'static,
 {
@@ -132,7 +139,7 @@ where
     });
     let mut http = http1::Builder::new();
     http.timer(TokioTimer::new()).header_read_timeout(HEAD_LIMIT).half_close(false);
-    let mut serving = std::pin::pin!(http.serve_connection(TokioIo::new(stream), service));
+    let mut serving = std::pin::pin!(http.serve_connection(TokioIo::new(Impatient::new(stream)), service));
     let served = tokio::select! {
         biased;
         served = serving.as_mut() => served,

@@ -4,7 +4,7 @@ use http::{Method, StatusCode};
 use serde_json::{Value, json};
 
 use super::{
-    handle::{config, events, groups, instances, plans, this},
+    handle::{config, events, groups, instances, plans, stream, this},
     route::{Access, Answer, Handler, Param, Place, Route},
     schema::{
         CURSOR, SPAN, boolean, closed, identifier, instance_id, integer_in, list, named, object, text_of, text_up_to,
@@ -341,7 +341,7 @@ impl Table<'_> {
         ]
     }
 
-    fn others(&self) -> [Made; 5] {
+    fn others(&self) -> [Made; 6] {
         let plan = "What the planner would do now, and what holds it back";
         let events = "What happened";
         let plans = || wrapped("plans", named("PlanDone"));
@@ -403,6 +403,17 @@ impl Table<'_> {
                 .answer(200, "", "application/x-ndjson", json!({"type": "string"}))
                 .json(207, "Of some shards", past)
                 .unchanged(),
+            self.on_shards(route(
+                Method::GET,
+                "/api/v1/stream",
+                "stream",
+                "All shards, groups and instances, and whatever changes: StreamMessage after StreamMessage",
+                handler!(stream::stream),
+            ))
+            .query("follow", boolean(), "If false, only what there is now")
+            .param(Place::Header, "Last-Event-ID", text_up_to(8192), "Go on after this one, if it is still known")
+            .answer(200, "A message per event or line", "text/event-stream", json!({"type": "string"}))
+            .answer(200, "", "application/x-ndjson", json!({"type": "string"})),
         ]
     }
 }

@@ -1,5 +1,7 @@
 //! The forms of what is answered, as `view` makes them, and of what is asked. Every key is always there.
 
+mod stream;
+
 use serde_json::{Map, Value, json};
 
 use super::schema::{
@@ -159,7 +161,7 @@ pub(super) fn all() -> Map<String, Value> {
         ("Event", event()),
     ];
     let groups_and_plans = groups.into_iter().chain(plans);
-    let all = groups_and_plans.chain(instances()).chain(shards());
+    let all = groups_and_plans.chain(instances()).chain(shards()).chain(stream::messages());
     all.map(|(name, schema)| (name.to_owned(), schema)).collect()
 }
 

@@ -1,5 +1,7 @@
 //! Every route without a network: the shards are dead, and the door must be right all the same.
 
+mod stream;
+
 use std::collections::BTreeSet;
 
 use axum::body::Body;
@@ -59,10 +61,15 @@ fn identity(dir: &std::path::Path) -> Identity {
 
 impl Fixture {
     fn new() -> Self {
-        Self::with(false)
+        Self::with(false, Live::start)
     }
 
-    fn with(read_only: bool) -> Self {
+    /// Nobody looks for the shards: what is known of them is for the test to say.
+    fn quiet() -> Self {
+        Self::with(false, |_, shards, clock| Live::new(shards, clock))
+    }
+
+    fn with(read_only: bool, live: fn(&Tasks, &Shards, Arc<dyn Clock>) -> Arc<Live>) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let dir = tempfile::tempdir().unwrap();
         // Taken and closed again: nobody answers there.
@@ -73,7 +80,8 @@ impl Fixture {
         let auth = Auth::new(Some(&tokens), read_only, &SystemEntropy::new());
         let tasks = Tasks::new();
         let hosts = Hosts::new("127.0.0.1".parse().unwrap(), &[]);
-        let app = Arc::new(App::new(&tasks, shards, auth, hosts, false));
+        let live = live(&tasks, &shards, Arc::new(SystemClock));
+        let app = Arc::new(App::new(&tasks, live, shards, auth, hosts, false));
         Self { app, tasks, dir }
     }
 
@@ -98,7 +106,12 @@ struct Answered {
 fn request(route: &Route) -> http::request::Builder {
     let path = route.path.replace("{group}", "web").replace("{id}", "tst06bgm7733st2576nx5jht4ecjw");
     let query = if route.params.iter().any(|it| it.name == "all_shards") { "?all_shards=true" } else { "" };
-    let query = if route.id == "instance_create" { "?shard=dev-1" } else { query };
+    let query = match route.id {
+        "instance_create" => "?shard=dev-1",
+        // It would have no end.
+        "stream" => "?follow=false",
+        _ => query,
+    };
     Request::builder()
         .method(route.method.clone())
         .uri(format!("{path}{query}"))
@@ -177,7 +190,7 @@ async fn every_route_lets_in_whom_it_should() {
 
 #[tokio::test]
 async fn a_read_only_server_changes_nothing() {
-    let fixture = Fixture::with(true);
+    let fixture = Fixture::with(true, Live::start);
     for route in &fixture.app.routes {
         let asked = request(route).header(header::AUTHORIZATION, bearer(FULL)).body(body(route)).unwrap();
         let answered = fixture.ask(asked).await;
@@ -332,6 +345,7 @@ async fn the_document_lists_every_route_with_its_answers() {
         POST /api/v1/plan 200 207 400 403 404 408 413 415 500 502 503 504
         GET /api/v1/drains 200 207 304 400 403 500 502 503 504
         GET /api/v1/events 200 207 304 400 403 500 502 503 504
+        GET /api/v1/stream 200 400 403 500 502 503 504
     "#]]
     .assert_eq(&lines);
 }
@@ -350,11 +364,11 @@ async fn a_stop_ends_streams_and_idle_connections_at_once() {
         assert_eq!(lines.next_line().await.unwrap().unwrap(), "HTTP/1.1 200 OK");
         lines
     };
-    let mut stream = open("/api/v1/events?follow=true").await;
-    let mut idle = open("/health").await;
+    let mut open = [open("/api/v1/events?follow=true").await, open("/api/v1/stream").await, open("/health").await];
     assert_eq!(fixture.tasks.end(GRACE).await, 0, "nobody had to be cut off");
-    while stream.next_line().await.unwrap().is_some() {}
-    while idle.next_line().await.unwrap().is_some() {}
+    for connection in &mut open {
+        while connection.next_line().await.unwrap().is_some() {}
+    }
     assert!(tokio::net::TcpStream::connect(address).await.is_err(), "nobody is let in any more");
 }
 

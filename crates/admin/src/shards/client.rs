@@ -11,6 +11,9 @@ use tonic::{Code, Status, transport::Channel};
 /// The most a page may hold.
 const PAGE: i32 = 500;
 
+/// Metadata of a stream of events: how many of its first messages are of the time before it began.
+pub const N_REPLAYED: &str = "nstance-replayed";
+
 #[derive(Debug, Clone)]
 pub struct Client {
     pub shard: String,

@@ -7,13 +7,10 @@ use nstance_rt::{backoff::Backoff, entropy::SystemEntropy};
 use tokio::sync::mpsc::Sender;
 use tonic::{Code, Status, metadata::MetadataMap};
 
-use crate::shards::{Client, ShardError, Shards, Target};
+use crate::shards::{Client, N_REPLAYED, ShardError, Shards, Target};
 
 /// Older than everything that any leader told: what it remembers is told again.
 const FROM_THE_BEGINNING: &str = "0-0";
-
-/// How many of the stream's first messages are of the time before it began.
-const N_REPLAYED: &str = "nstance-replayed";
 
 const BASE: Duration = Duration::from_millis(100);
 const CAP: Duration = Duration::from_secs(5);

@@ -10,33 +10,35 @@ use axum::body::{Body, Bytes};
 use futures::stream;
 use http::StatusCode;
 use nstance_core::time::Timestamp;
-use nstance_proto::v1::{Event, Severity};
+use nstance_proto::v1::Severity;
 use serde_json::{Map, Value, json};
 use tokio::sync::broadcast::error::RecvError;
 
 use super::{
     super::{
         App,
-        keeper::{Position, Told},
         reply::{Reply, Trouble, shard_error},
         route::Call,
     },
     looked_at,
 };
-use crate::view;
+use crate::{
+    live::{Position, Told, gap},
+    view,
+};
 
 /// Something is said at least this often, so that whoever stands between does not take us for dead.
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
+pub(super) enum Form {
     Document,
     Sse,
     Lines,
 }
 
 /// The first form of `Accept` that we have.
-fn form(accept: &str, follow: bool) -> Form {
+pub(super) fn form(accept: &str, follow: bool) -> Form {
     let kinds = accept.split(',').map(|it| it.split(';').next().unwrap_or_default().trim());
     let wanted = kinds.filter_map(|kind| match kind {
         "text/event-stream" => Some(Form::Sse),
@@ -96,8 +98,8 @@ pub(in super::super) async fn list(app: Arc<App>, call: Call) -> Result<Reply, T
     let names = shards.targets().iter().map(|it| it.shard.clone()).collect();
     let (filter, follow) = (Filter::of(&app, &call, names), call.flag("follow"));
     // Before the past is looked at: what comes meanwhile is heard twice rather than never.
-    let coming = app.keepers.listen();
-    let past = app.keepers.past(&shards);
+    let coming = app.live.listen();
+    let past = app.live.past(&shards);
     let errors: Vec<_> = past.iter().filter_map(|it| it.lost.clone()).collect();
     let times: Map<String, Value> =
         past.iter().filter_map(|it| Some((it.shard.clone(), it.as_of?.to_string().into()))).collect();
@@ -196,14 +198,7 @@ impl Reader {
     }
 
     fn gap(&self, shard: &str, n: u64) -> String {
-        let event = Event {
-            message: format!("{n} events dropped: they were not read fast enough"),
-            severity: Severity::Warning as i32,
-            reason: "EventsDropped".to_owned(),
-            dropped: u32::try_from(n).unwrap_or(u32::MAX),
-            ..Event::default()
-        };
-        self.said(&view::event(shard, &event))
+        self.said(&view::event(shard, &gap(n)))
     }
 
     fn said(&self, event: &Value) -> String {

@@ -1,0 +1,150 @@
+//! What all shards are like now: kept in memory from their streams, for whoever shows it live.
+//!
+//! A shard tells its past only to those who know where they were, and has few places for watchers. So one task per shard
+//! watches, and whoever asks us is answered from what it keeps: the HTTP API its readers, `top` its screen.
+
+mod board;
+mod follow;
+mod journal;
+mod position;
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use nstance_core::{ports::clock::Clock, time::Timestamp};
+use nstance_proto::v1::Event;
+use nstance_rt::tasks::Tasks;
+use tokio::sync::{broadcast, watch};
+
+use self::board::Board;
+pub(crate) use self::{
+    board::{News, Picture, Seen, gap},
+    journal::{Behind, Delta, Entry},
+    position::Position,
+};
+use crate::shards::{ShardError, Shards};
+
+/// What a reader of events may be behind.
+const MAX_BEHIND: usize = 1024;
+
+/// An event and whose it is.
+#[derive(Debug, Clone)]
+pub(crate) struct Told {
+    pub(crate) shard: String,
+    pub(crate) event: Event,
+}
+
+/// What is remembered of one shard's events.
+pub(crate) struct Past {
+    pub(crate) shard: String,
+    pub(crate) events: Vec<Event>,
+    /// When we were last in touch; nothing if never.
+    pub(crate) as_of: Option<Timestamp>,
+    pub(crate) lost: Option<ShardError>,
+}
+
+/// What a reader of changes begins with.
+pub(crate) enum Opening {
+    /// Nothing: it was away for a moment only, and goes on after the number it gave.
+    Resumed,
+    /// Everything, and after which number it goes on.
+    Fresh(Vec<Seen>, u64),
+}
+
+pub(crate) struct Live {
+    names: Vec<String>,
+    board: Mutex<Board>,
+    /// The number of the last change.
+    newest: watch::Sender<u64>,
+    told: broadcast::Sender<Arc<Told>>,
+    clock: Arc<dyn Clock>,
+}
+
+impl Live {
+    /// Nothing is known of any of them, and nobody asks yet.
+    pub(crate) fn new(shards: &Shards, clock: Arc<dyn Clock>) -> Arc<Self> {
+        let names: Vec<String> = shards.targets().iter().map(|it| it.shard.clone()).collect();
+        let (told, _) = broadcast::channel(MAX_BEHIND);
+        let board = Mutex::new(Board::new(names.iter().cloned()));
+        Arc::new(Self { names, board, newest: watch::Sender::new(0), told, clock })
+    }
+
+    /// Begins to follow all shards, until the scope ends.
+    pub(crate) fn start(tasks: &Tasks, shards: &Shards, clock: Arc<dyn Clock>) -> Arc<Self> {
+        let live = Self::new(shards, clock);
+        for (at, target) in shards.targets().iter().enumerate() {
+            let follow = follow::keep(live.clone(), at, shards.clone(), target.clone());
+            tasks.spawn_droppable("streams of a shard", follow);
+        }
+        live
+    }
+
+    fn board(&self) -> MutexGuard<'_, Board> {
+        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Takes news of the shard at this place among the targets.
+    pub(crate) fn take(&self, at: usize, news: News) {
+        let event = match &news {
+            News::Event(event) => Some(Event::clone(event)),
+            _ => None,
+        };
+        let number = {
+            let mut board = self.board();
+            board.take(at, news, self.clock.now());
+            board.journal.last()
+        };
+        if let (Some(event), Some(shard)) = (event, self.names.get(at)) {
+            // Nobody listens: that is fine.
+            let _ = self.told.send(Arc::new(Told { shard: shard.clone(), event }));
+        }
+        self.newest.send_if_modified(|it| std::mem::replace(it, number.max(*it)) < number);
+    }
+
+    fn position(&self, at: usize) -> Option<Position> {
+        self.board().position(at)
+    }
+
+    /// Whether each shard is in touch with us.
+    pub(crate) fn up(&self) -> Vec<(String, bool)> {
+        self.seen().iter().map(|it| (it.shard.to_string(), it.lost.is_none())).collect()
+    }
+
+    /// What is known of every shard, in the order in which they are configured.
+    pub(crate) fn seen(&self) -> Vec<Seen> {
+        self.board().seen()
+    }
+
+    /// Events that are told from now on.
+    pub(crate) fn listen(&self) -> broadcast::Receiver<Arc<Told>> {
+        self.told.subscribe()
+    }
+
+    pub(crate) fn past(&self, shards: &Shards) -> Vec<Past> {
+        let board = self.board();
+        let wanted = |it: &Seen| shards.targets().iter().any(|target| *target.shard == *it.shard);
+        let past = |it: Seen| {
+            let events = board.past(&it.shard).iter().map(|it| Event::clone(it)).collect();
+            Past { shard: it.shard.to_string(), events, as_of: it.as_of, lost: it.lost }
+        };
+        board.seen().into_iter().filter(wanted).map(past).collect()
+    }
+
+    /// Says whenever something changed.
+    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
+        self.newest.subscribe()
+    }
+
+    /// For a reader that was at `place`, or nowhere yet.
+    pub(crate) fn open(&self, place: Option<u64>) -> Opening {
+        let board = self.board();
+        match place {
+            Some(number) if board.journal.after(number, 0).is_ok() => Opening::Resumed,
+            _ => Opening::Fresh(board.seen(), board.journal.last()),
+        }
+    }
+
+    /// At most `max` of the changes after this number.
+    pub(crate) fn after(&self, number: u64, max: usize) -> Result<Vec<Arc<Entry>>, Behind> {
+        self.board().journal.after(number, max)
+    }
+}
