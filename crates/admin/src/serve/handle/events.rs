@@ -23,7 +23,7 @@ use super::{
     looked_at,
 };
 use crate::{
-    live::{Position, Told, gap},
+    live::{Past, Position, Told, gap},
     view,
 };
 
@@ -103,11 +103,7 @@ pub(in super::super) async fn list(app: Arc<App>, call: Call) -> Result<Reply, T
     let errors: Vec<_> = past.iter().filter_map(|it| it.lost.clone()).collect();
     let times: Map<String, Value> =
         past.iter().filter_map(|it| Some((it.shard.clone(), it.as_of?.to_string().into()))).collect();
-    let mut told: Vec<Told> = Vec::new();
-    for it in past {
-        told.extend(it.events.into_iter().map(|event| Told { shard: it.shard.clone(), event }));
-    }
-    told.sort_by_key(|it| view::time(it.event.at.as_ref()));
+    let told = in_order(past);
     let form = form(&call.accept, follow);
     if form == Form::Document {
         if told.is_empty() && !errors.is_empty() && times.is_empty() {
@@ -128,6 +124,21 @@ pub(in super::super) async fn list(app: Arc<App>, call: Call) -> Result<Reply, T
         Some((Ok::<_, std::convert::Infallible>(Bytes::from(text)), reader))
     }));
     Ok(Reply::stream(if form == Form::Sse { "text/event-stream" } else { "application/x-ndjson" }, body))
+}
+
+/// By their times, but never against the order in which a shard told them: a new leader may have decided something before
+/// the last word of the old one, and a reader would take what comes after a later one for told already.
+fn in_order(past: Vec<Past>) -> Vec<Told> {
+    let mut all = Vec::new();
+    for it in past {
+        let mut latest = None;
+        for event in it.events {
+            latest = latest.max(view::time(event.at.as_ref()));
+            all.push((latest, Told { shard: it.shard.clone(), event }));
+        }
+    }
+    all.sort_by_key(|(latest, _)| *latest);
+    all.into_iter().map(|(_, told)| told).collect()
 }
 
 /// `dev-1=7-12,dev-2=9-3`: where a reader is in the history of each shard.
@@ -212,6 +223,8 @@ impl Reader {
 
 #[cfg(test)]
 mod tests {
+    use nstance_proto::v1::Event;
+
     use super::*;
 
     #[test]
@@ -221,6 +234,22 @@ mod tests {
         assert_eq!(form("text/event-stream", true), Form::Sse);
         assert_eq!(form("text/html, application/x-ndjson;q=0.5", false), Form::Lines);
         assert_eq!(form("application/json", true), Form::Lines);
+    }
+
+    #[test]
+    fn events_of_several_shards_are_merged_and_none_changes_its_place_among_its_own() {
+        let event = |token: &str, seconds: i64| Event {
+            resume_token: token.to_owned(),
+            at: Some(prost_types::Timestamp { seconds, nanos: 0 }),
+            ..Event::default()
+        };
+        let past = |shard: &str, events: Vec<Event>| Past { shard: shard.to_owned(), events, as_of: None, lost: None };
+        // The clocks of two leaders.
+        let one = past("dev-1", vec![event("1-1", 10), event("1-2", 30), event("2-1", 20), event("2-2", 50)]);
+        let two = past("dev-2", vec![event("7-1", 15), event("7-2", 40)]);
+        let told = in_order(vec![one, two]);
+        let tokens: Vec<&str> = told.iter().map(|it| it.event.resume_token.as_str()).collect();
+        assert_eq!(tokens, ["1-1", "7-1", "1-2", "2-1", "7-2", "2-2"]);
     }
 
     #[test]
