@@ -54,7 +54,8 @@ fn run(words: Vec<OsString>) -> Exit {
 
 fn parse_and_run(words: Vec<OsString>) -> Result<Exit, Failure> {
     let file = defaults::read(&temp_dir_of(&words))?;
-    let matches = match defaults::apply(command(), &file).try_get_matches_from(words) {
+    let command = defaults::apply(command(), &defaults::Sources::new(&words, &file));
+    let matches = match command.try_get_matches_from(words) {
         Ok(matches) => matches,
         Err(error) => {
             let _ = error.print();

@@ -1,7 +1,13 @@
 //! Every flag may also be given by the environment (`--identity-dir`: `NSTANCE_IDENTITY_DIR`) or by `admin.yaml`
-//! (`identity-dir: ...`). Flag beats environment beats file.
+//! (`identity-dir: ...`). Flag beats environment beats file, also where two flags exclude each other: `--all-shards` is not
+//! refused for a `NSTANCE_SHARD` that stands in the environment for other commands.
 
-use std::{collections::BTreeMap, fs, path::Path};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    ffi::OsString,
+    fs,
+    path::Path,
+};
 
 use clap::{Arg, ArgAction, Command};
 
@@ -19,20 +25,97 @@ fn is_own(arg: &Arg) -> bool {
     matches!(arg.get_action(), ArgAction::Help | ArgAction::HelpShort | ArgAction::HelpLong | ArgAction::Version)
 }
 
-/// Gives every flag its variable, and the values of the file as defaults.
-pub(crate) fn apply(command: Command, file: &BTreeMap<String, String>) -> Command {
-    let command = command.mut_args(|arg| {
-        let Some(long) = arg.get_long().map(str::to_owned) else { return arg };
-        if is_own(&arg) {
-            return arg;
+/// Where flags get their values from.
+pub(crate) struct Sources<'a> {
+    /// Flags of the command line, as they are typed.
+    said: BTreeSet<String>,
+    file: &'a BTreeMap<String, String>,
+}
+
+impl<'a> Sources<'a> {
+    pub(crate) fn new(words: &[OsString], file: &'a BTreeMap<String, String>) -> Self {
+        let words = words.iter().skip(1).map(|it| it.to_string_lossy());
+        let flags = words.take_while(|it| it != "--").filter(|it| it.starts_with("--"));
+        let said = flags.map(|it| it.split('=').next().unwrap_or_default().to_owned()).collect();
+        Self { said, file }
+    }
+
+    /// Who gives a flag its value. What only says that a switch is off does not stand against anything.
+    fn rank(&self, flag: &Flag) -> Rank {
+        let variable = std::env::var_os(variable(&flag.long)).filter(|it| !it.is_empty());
+        if self.said.contains(&format!("--{}", flag.long)) {
+            Rank::Line
+        } else if let Some(value) = variable {
+            let off = flag.is_switch && is_off(&value.to_string_lossy());
+            if off { Rank::None } else { Rank::Variable }
+        } else if self.file.get(&flag.long).is_some_and(|it| !(flag.is_switch && is_off(it))) {
+            Rank::File
+        } else {
+            Rank::None
         }
-        let mut arg = arg.env(variable(&long)).hide_env(true);
-        if let Some(value) = file.get(&long) {
+    }
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+enum Rank {
+    None,
+    File,
+    Variable,
+    Line,
+}
+
+/// As clap reads a switch's variable.
+fn is_off(value: &str) -> bool {
+    ["", "n", "no", "f", "false", "off", "0"].contains(&value.to_ascii_lowercase().as_str())
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord)]
+struct Flag {
+    long: String,
+    is_switch: bool,
+}
+
+impl Flag {
+    fn of(arg: &Arg) -> Option<Self> {
+        let is_switch = matches!(arg.get_action(), ArgAction::SetTrue);
+        arg.get_long().map(|long| Self { long: long.to_owned(), is_switch })
+    }
+}
+
+/// The flags that each flag excludes. It is said of one of the two, and holds for both.
+fn rivals(command: &Command) -> BTreeMap<Flag, BTreeSet<Flag>> {
+    let mut rivals: BTreeMap<Flag, BTreeSet<Flag>> = BTreeMap::new();
+    for arg in command.get_arguments() {
+        let Some(flag) = Flag::of(arg) else { continue };
+        for other in command.get_arg_conflicts_with(arg).into_iter().filter_map(Flag::of) {
+            rivals.entry(flag.clone()).or_default().insert(other.clone());
+            rivals.entry(other).or_default().insert(flag.clone());
+        }
+    }
+    rivals
+}
+
+/// Gives every flag its variable, and the values of the file as defaults, but where a flag that excludes it comes from
+/// nearer.
+pub(crate) fn apply(command: Command, sources: &Sources<'_>) -> Command {
+    let rivals = rivals(&command);
+    let command = command.mut_args(|mut arg| {
+        let Some(flag) = Flag::of(&arg).filter(|_| !is_own(&arg)) else { return arg };
+        let others = rivals.get(&flag).into_iter().flatten();
+        let nearest = others.map(|it| sources.rank(it)).max().unwrap_or(Rank::None);
+        // A variable that says no is there for clap all the same, which would see two that exclude each other.
+        let own = sources.rank(&flag);
+        if nearest == Rank::None || nearest < Rank::Line && Rank::Variable <= own {
+            arg = arg.env(variable(&flag.long)).hide_env(true);
+        }
+        if nearest < Rank::Variable
+            && let Some(value) = sources.file.get(&flag.long)
+        {
             arg = arg.default_value(value.clone()).required(false);
         }
         arg
     });
-    command.mut_subcommands(|sub| apply(sub, file))
+    command.mut_subcommands(|sub| apply(sub, sources))
 }
 
 /// One `key: value` per line; `#` begins a comment.

@@ -104,7 +104,9 @@ where
 fn settings() -> Option<(Context, ShardArgs)> {
     let dir = std::env::var_os(defaults::variable("temp-dir")).map_or_else(default_temp_dir, Into::into);
     let bare = <ShardArgs as Args>::augment_args(<Root as Args>::augment_args(clap::Command::new("nstance-admin")));
-    let matches = defaults::apply(bare, &defaults::read(&dir).ok()?).try_get_matches_from(["nstance-admin"]).ok()?;
+    let file = defaults::read(&dir).ok()?;
+    let bare = defaults::apply(bare, &defaults::Sources::new(&[], &file));
+    let matches = bare.try_get_matches_from(["nstance-admin"]).ok()?;
     let root = Root::from_arg_matches(&matches).ok()?;
     let mut args = ShardArgs::from_arg_matches(&matches).ok()?;
     args.timeout = Some(BUDGET);

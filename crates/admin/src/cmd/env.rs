@@ -55,7 +55,8 @@ pub(super) fn run(context: &Context, matches: &ArgMatches) -> Exit {
         let from = match own.value_source(id) {
             Some(ValueSource::CommandLine) => "command line",
             Some(ValueSource::EnvVariable) => "environment",
-            _ if file.contains_key(&long) => defaults::FILE,
+            // Another flag may have kept it away.
+            _ if file.get(&long).is_some_and(|it| *it == raw.join(",")) => defaults::FILE,
             _ => "default",
         };
         table.row([format!("--{long}"), value.clone(), from.to_owned(), defaults::variable(&long)]);
