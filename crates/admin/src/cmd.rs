@@ -12,6 +12,7 @@ pub mod instance;
 pub mod operator;
 pub mod plan;
 pub mod shards;
+pub mod top;
 
 mod completion;
 
@@ -44,6 +45,8 @@ pub enum Command {
     Explain(explain::ExplainArgs),
     /// Show what happened, and follow what happens
     Events(events::EventsArgs),
+    /// Show shards, groups, instances and events on one screen, as they change
+    Top(top::TopArgs),
     /// Work on the cluster through its bucket, without any server
     #[command(subcommand)]
     Cluster(cluster::ClusterCommand),
@@ -82,6 +85,7 @@ impl Command {
             Self::Plan(args) => plan::run(context, args).await,
             Self::Explain(args) => explain::run(context, args).await,
             Self::Events(args) => events::run(context, args).await,
+            Self::Top(args) => top::run(context, args).await,
             Self::Serve(args) => crate::serve::run(context, args).await,
             Self::Cluster(command) => cluster::run(context, command).await,
             Self::Cert(command) => cert::run(context, command).await,

@@ -14,6 +14,7 @@ use nstance_proto::v1::{GroupStatus, InstanceStatusResponse};
 use nstance_rt::shutdown::StopSignals;
 use tokio::sync::mpsc;
 
+pub(crate) use self::board::standing;
 pub use self::follow::{News, follow};
 use self::{
     board::{Board, State},

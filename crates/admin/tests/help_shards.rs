@@ -71,6 +71,7 @@ fn every_shard_command_explains_itself() {
         "explain group --help",
         "explain instance --help",
         "events --help",
+        "top --help",
     ];
     expect_file!["help_shards.txt"].assert_eq(&run_all(&commands, own_part));
 }
@@ -101,6 +102,8 @@ fn wrong_words_are_told_with_what_was_expected() {
         "events --since yesterday",
         "events --min-severity loud",
         "drains watch",
+        // On a pipe.
+        "top",
         "config validate",
         "config validate nowhere.jsonc",
         "config diff nowhere.jsonc",

@@ -160,20 +160,28 @@ fn line(goal: &Goal, shard: &str, picture: &Picture, elapsed: Option<Duration>, 
 
 fn of_group(picture: &Picture, clocks: bool, now: Timestamp) -> Vec<String> {
     let Some(group) = &picture.group else { return vec!["gone".to_owned()] };
+    standing(group, &picture.instances.values().collect::<Vec<_>>(), clocks, now)
+}
+
+/// `3/5 ready`, and what its instances do on the way there.
+pub(crate) fn standing(
+    group: &GroupStatus,
+    instances: &[&InstanceStatusResponse],
+    clocks: bool,
+    now: Timestamp,
+) -> Vec<String> {
     let mut parts = if group.deleting {
         vec!["being deleted".to_owned()]
     } else {
         vec![format!("{}/{} ready", group.ready_size, group.size)]
     };
-    let with = |status: &[&str]| picture.instances.values().filter(|it| status.contains(&it.status.as_str())).count();
-    let booting: Vec<_> = picture.instances.values().filter(|it| it.status == "provisioning").collect();
-    if !booting.is_empty() {
-        let stage = booting.iter().find_map(|it| stage(it, clocks, now)).map(|it| format!(" ({it})"));
-        parts.push(format!("{} booting{}", booting.len(), stage.unwrap_or_default()));
+    let with = |status: &str| instances.iter().filter(|it| it.status == status).count();
+    let booting = instances.iter().filter(|it| it.status == "provisioning");
+    if let n @ 1.. = booting.clone().count() {
+        let stage = booting.clone().find_map(|it| stage(it, clocks, now)).map(|it| format!(" ({it})"));
+        parts.push(format!("{n} booting{}", stage.unwrap_or_default()));
     }
-    for (n, word) in
-        [(with(&["pending"]), "creating"), (with(&["draining"]), "draining"), (with(&["deleting"]), "deleting")]
-    {
+    for (n, word) in [(with("pending"), "creating"), (with("draining"), "draining"), (with("deleting"), "deleting")] {
         if 0 < n {
             parts.push(format!("{n} {word}"));
         }
