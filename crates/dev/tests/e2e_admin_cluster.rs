@@ -108,6 +108,9 @@ async fn cluster_commands_work_beside_a_running_server() {
     secrets_and_info_are_read_from_the_bucket(&env).await;
     what_is_broken_fails_and_says_how_to_repair_it(&env, temp.path()).await;
     revoking_an_agents_certificate_replaces_its_instance(&env).await;
+    // Last: whoever was there before is cut off.
+    a_forced_rotation_says_whom_it_cuts_off(&env, temp.path()).await;
+    a_lost_key_is_replaced_and_none_that_is_there(&env).await;
     let _ = env.dev(&["clean"]).await;
 }
 
@@ -237,6 +240,99 @@ async fn a_rotation_goes_by_its_steps(env: &Env) {
     ok(env, &["shards"]).await;
     let aborted = ok(env, &["cluster", "rotate-ca", "--abort", "--yes", "-o", "json"]).await.json();
     assert_eq!((&aborted["stage"], &aborted["cas"]), (&json!("settled"), &status["cas"]), "{aborted:#}");
+}
+
+/// Fingerprints of the bundle, who issues first.
+fn cas(rotation: &Value) -> Vec<String> {
+    let cas = rotation["cas"].as_array().unwrap();
+    assert_eq!(cas[0]["issues"], true, "{rotation:#}");
+    cas.iter().map(|it| it["fingerprint"].as_str().unwrap().to_owned()).collect()
+}
+
+/// Nobody waits 15 minutes here, so every step is forced; that it has to be is what is seen first.
+async fn a_forced_rotation_says_whom_it_cuts_off(env: &Env, temp: &Path) {
+    let rotate = async |args: &[&str]| admin(env, &[&["cluster", "rotate-ca", "-o", "json"], args].concat()).await;
+    let done = async |args: &[&str]| {
+        let said = rotate(&[args, &["--yes"]].concat()).await;
+        assert_eq!(said.exit, 0, "{args:?}: {}", said.all);
+        said
+    };
+    let [old] = &cas(&rotate(&["--status"]).await.json())[..] else { panic!("one CA") };
+    let started = cas(&done(&[]).await.json());
+    assert_eq!((started.len(), &started[0]), (2, old));
+    let new = &started[1];
+
+    let would = rotate(&["--activate", "--dry-run"]).await;
+    assert_eq!((would.exit, cas(&would.json())), (1, started.clone()), "{}", would.all);
+    let in_the_way = would.json()["in_the_way"].as_array().unwrap().clone();
+    assert!(in_the_way[0].as_str().unwrap().contains("15 minutes"), "{in_the_way:?}");
+    let unasked = rotate(&["--activate", "--force"]).await;
+    assert_eq!((unasked.exit, unasked.all.contains("--yes")), (64, true), "{}", unasked.all);
+    let active = done(&["--activate", "--force"]).await;
+    assert!(active.all.contains("cannot be aborted") && active.all.contains("cuts off"), "{}", active.all);
+    let document = active.json();
+    assert_eq!((&document["stage"], cas(&document)), (&json!("active"), vec![new.clone(), old.clone()]));
+    assert_eq!(document["cut_off"].as_array().unwrap().len(), in_the_way.len(), "{document:#}");
+    assert_eq!(document["next"], "nstance-admin cluster rotate-ca --retire");
+    for late in ["--abort", "--activate", "--lost-key"] {
+        let said = rotate(&[late, "--yes", "--force"]).await;
+        assert_eq!(said.exit, 1, "{late}: {}", said.all);
+        assert!(said.all.contains("the new CA issues already"), "{late}: {}", said.all);
+    }
+    // The old one is trusted still, and what is issued now is by the new one.
+    ok(env, &["shards"]).await;
+    let made = temp.join("by-the-new-ca");
+    ok(env, &["cluster", "register-operator", "--output-dir", made.to_str().unwrap()]).await;
+    let status = rotate(&["--status"]).await.json();
+    assert_eq!(
+        (&status["cas"][0]["certificates_in_use"], &status["stage"]),
+        (&json!(1), &json!("active")),
+        "{status:#}"
+    );
+    assert!(1 < status["cas"][1]["certificates_in_use"].as_u64().unwrap(), "{status:#}");
+
+    let refused = rotate(&["--retire", "--yes"]).await;
+    assert_eq!(refused.exit, 1, "{}", refused.all);
+    assert!(refused.all.contains("refused to retire the old CA") && refused.all.contains("--force"), "{}", refused.all);
+    let retired = done(&["--retire", "--force"]).await.json();
+    assert_eq!((&retired["stage"], cas(&retired)), (&json!("settled"), vec![new.clone()]));
+    let cut_off = retired["cut_off"].as_array().unwrap();
+    assert_eq!(json!(cut_off), status["in_the_way"], "those that were named before");
+    assert!(cut_off.iter().any(|it| it.as_str().unwrap().contains("opr")), "{cut_off:?}");
+    assert_eq!(files(&env.dir(), &format!("ca-{old}.key")), Vec::<PathBuf>::new());
+    assert!(!files(&env.dir(), &format!("ca-{new}.key")).is_empty());
+}
+
+async fn a_lost_key_is_replaced_and_none_that_is_there(env: &Env) {
+    let lost = async || admin(env, &["cluster", "rotate-ca", "--lost-key", "--yes", "-o", "json"]).await;
+    let there = lost().await;
+    assert_eq!(there.exit, 1, "{}", there.all);
+    assert!(there.all.contains("rotate the CA the ordinary way"), "{}", there.all);
+    let status = ok(env, &["cluster", "rotate-ca", "--status", "-o", "json"]).await.json();
+    let old = cas(&status).remove(0);
+    for file in files(&env.dir(), &format!("ca-{old}.key")) {
+        fs::remove_file(file).unwrap();
+    }
+    let checked = admin(env, &["check", "--only", "secrets", "-o", "json"]).await;
+    assert_eq!((checked.exit, names(&checked.json(), "fail")), (1, vec!["secrets/ca-key".to_owned()]));
+    let start = admin(env, &["cluster", "rotate-ca", "--yes"]).await;
+    assert_eq!((start.exit, start.all.contains("--lost-key")), (1, true), "{}", start.all);
+    let replaced = lost().await;
+    assert_eq!(replaced.exit, 0, "{}", replaced.all);
+    assert!(replaced.all.contains("hold certificates of the CA whose key is lost"), "{}", replaced.all);
+    let now = cas(&replaced.json());
+    assert_eq!((now.len(), &now[1], &replaced.json()["stage"]), (2, &old, &json!("active")), "{}", replaced.all);
+    ok(env, &["check", "--only", "secrets"]).await;
+}
+
+/// Whatever of this name, or with it at its beginning, lies below a directory.
+fn files(dir: &Path, name: &str) -> Vec<PathBuf> {
+    let entries = fs::read_dir(dir).into_iter().flatten().flatten().map(|it| it.path());
+    let found = entries.flat_map(|path| match path.is_dir() {
+        true => files(&path, name),
+        false => Some(path).filter(|it| it.file_name().unwrap().to_string_lossy().contains(name)).into_iter().collect(),
+    });
+    found.collect()
 }
 
 async fn secrets_and_info_are_read_from_the_bucket(env: &Env) {
