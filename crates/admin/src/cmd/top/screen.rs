@@ -15,10 +15,13 @@ pub(super) struct Size {
     pub(super) height: usize,
 }
 
+/// What may be drawn on. The last column is none of it: from there a terminal would wipe the letter it has just drawn.
 pub(super) fn size() -> Size {
     match tcgetwinsize(io::stdout()) {
-        Ok(it) if 0 < it.ws_col && 0 < it.ws_row => Size { width: it.ws_col.into(), height: it.ws_row.into() },
-        _ => Size { width: 80, height: 24 },
+        Ok(it) if 0 < it.ws_col && 0 < it.ws_row => {
+            Size { width: usize::from(it.ws_col) - 1, height: it.ws_row.into() }
+        }
+        _ => Size { width: 79, height: 24 },
     }
 }
 
