@@ -1,5 +1,6 @@
 //! Reads an OpenAPI document: judges answers by it, and makes up inputs that fit it. Nothing of it is shared with what serves.
 
+#![allow(dead_code, reason = "each test binary uses its own part")]
 #![allow(clippy::unwrap_used, reason = "a helper that fails is a failed test")]
 
 use std::collections::BTreeSet;
