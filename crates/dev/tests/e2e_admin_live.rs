@@ -195,6 +195,9 @@ async fn what_is_followed_over_http_goes_on_across_a_change_of_leaders() {
     the_screen_of_top_follows_and_is_given_back(&env).await;
 }
 
+/// The cursor, and the screen that was there before.
+const LEAVE: &str = "\u{1b}[?25h\u{1b}[?1049l";
+
 async fn the_screen_of_top_follows_and_is_given_back(env: &Env) {
     let instance = env.status().await["instances"][0]["id"].as_str().unwrap().to_owned();
     let start = |terminal: &Terminal| {
@@ -212,7 +215,8 @@ async fn the_screen_of_top_follows_and_is_given_back(env: &Env) {
     terminal.until(&scaled, |it| it.contains("2/2 ready"));
     terminal.type_in("xq");
     assert_eq!(exit(&mut child).await.code(), Some(0));
-    assert!(!terminal.is_quiet() && terminal.all().ends_with("\u{1b}[?25h\u{1b}[?1049l"), "{:?}", terminal.all());
+    terminal.until_all("it is given back", |it| it.ends_with(LEAVE));
+    assert!(!terminal.is_quiet());
 
     let terminal = Terminal::new(30, 8);
     let mut child = start(&terminal);
@@ -221,5 +225,6 @@ async fn the_screen_of_top_follows_and_is_given_back(env: &Env) {
     let pid = rustix::process::Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap();
     rustix::process::kill_process(pid, Signal::INT).unwrap();
     assert_eq!(exit(&mut child).await.code(), Some(130));
-    assert!(!terminal.is_quiet() && terminal.all().ends_with("\u{1b}[?25h\u{1b}[?1049l"), "{:?}", terminal.all());
+    terminal.until_all("it is given back", |it| it.ends_with(LEAVE));
+    assert!(!terminal.is_quiet());
 }

@@ -50,20 +50,21 @@ impl Terminal {
         command.stdin(end()).stdout(end()).stderr(end()).spawn().unwrap()
     }
 
-    /// Everything that was written to it, commands to the terminal included.
-    pub(crate) fn all(&self) -> String {
-        self.drawn.0.lock().unwrap().clone()
-    }
-
     /// What stands on the screen: the last picture that was drawn over the others.
     pub(crate) fn shown(&self) -> String {
         shown(&self.drawn.0.lock().unwrap())
     }
 
+    /// Waits until what stands on the screen is as wanted.
     pub(crate) fn until(&self, what: &str, holds: impl Fn(&str) -> bool) {
+        self.until_all(what, |all| holds(&shown(all)));
+    }
+
+    /// Waits until everything that was written to it is as wanted.
+    pub(crate) fn until_all(&self, what: &str, holds: impl Fn(&str) -> bool) {
         let drawn = self.drawn.0.lock().unwrap();
-        let (drawn, waited) = self.drawn.1.wait_timeout_while(drawn, PATIENCE, |drawn| !holds(&shown(drawn))).unwrap();
-        assert!(!waited.timed_out(), "not drawn: {what}\n{}", shown(&drawn));
+        let (drawn, waited) = self.drawn.1.wait_timeout_while(drawn, PATIENCE, |drawn| !holds(drawn)).unwrap();
+        assert!(!waited.timed_out(), "not drawn: {what}\n{drawn:?}");
     }
 
     pub(crate) fn type_in(&self, keys: &str) {
