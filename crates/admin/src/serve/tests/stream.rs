@@ -129,6 +129,23 @@ async fn a_stream_begins_with_everything_and_goes_on_with_what_changes() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_stream_of_lines_says_the_same() {
+    let fixture = Fixture::quiet();
+    fixture.app.live.take(0, whole(2));
+    let asked = Request::get("/api/v1/stream?follow=false")
+        .header(header::HOST, "localhost")
+        .header(header::AUTHORIZATION, bearer(VIEWER))
+        .header(header::ACCEPT, "application/x-ndjson");
+    let answered = fixture.ask(asked.body(Body::empty()).unwrap()).await;
+    assert_eq!(answered.headers[header::CONTENT_TYPE], "application/x-ndjson");
+    let text = String::from_utf8(answered.text).unwrap();
+    let lines: Vec<Value> = text.lines().map(|it| serde_json::from_str(it).unwrap()).collect();
+    let kinds: Vec<&str> = lines.iter().map(|it| it["type"].as_str().unwrap()).collect();
+    assert_eq!(kinds, ["begin", "snapshot", "snapshot", "ready"]);
+    assert!(lines[3]["id"].as_str().unwrap().starts_with(&fixture.app.life), "{}", lines[3]);
+}
+
+#[tokio::test(start_paused = true)]
 async fn who_comes_back_is_told_what_was_missed_or_everything_anew() {
     let fixture = Fixture::quiet();
     let live = &fixture.app.live;
