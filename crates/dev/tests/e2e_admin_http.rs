@@ -16,13 +16,14 @@ use std::{
 };
 
 use e2e_common::Env;
-use http_common::{Served, TOKEN, it_stops_when_told, lines_until, read};
+use http_common::{Reading, Served, TOKEN, is, it_stops_when_told, lines_until, read};
 use openapi_common::Document;
 use proptest::{
     prelude::*,
     test_runner::{Config, RngAlgorithm, TestRng, TestRunner},
 };
 use reqwest::{Method, Url};
+use rustix::process::Signal;
 use serde_json::{Value, json};
 
 /// One request, made of what an operation takes and what it does not.
@@ -187,6 +188,7 @@ fn the_http_api_is_as_its_document_says() {
     // Afterwards: it deletes what it finds.
     whatever_is_asked_the_answer_is_documented(&runtime, &served, &document);
     runtime.block_on(a_dead_shard_hides_nobody(&env, &document));
+    runtime.block_on(a_shard_that_stands_still_is_lost_until_it_goes_on(&env, &served));
     runtime.block_on(it_stops_when_told(served));
 }
 
@@ -393,4 +395,24 @@ async fn a_dead_shard_hides_nobody(env: &Env, document: &Document) {
         assert_eq!(response.headers().contains_key("retry-after"), n == 10);
     }
     it_stops_when_told(served).await;
+}
+
+/// Its connections stay open and nothing ever comes over them.
+async fn a_shard_that_stands_still_is_lost_until_it_goes_on(env: &Env, served: &Served) {
+    let mut stream = Reading::open(served, "/api/v1/stream", None).await;
+    stream.until("all there is", is("ready")).await;
+    let server = env.recorded("server-2").unwrap();
+    e2e_common::signal(&server, Signal::STOP);
+    let told = stream.until("dev-2 is lost", is("lost")).await;
+    assert_eq!(told.last().unwrap()["shard"], "dev-2");
+    let pulse = stream.until("the other one goes on", is("pulse")).await.pop().unwrap();
+    let age = |shard: &str| pulse["as_of"][shard].as_str().unwrap().to_owned();
+    assert!(age("dev-2") < age("dev-1"), "{pulse:#}");
+    let mut late = Reading::open(served, "/api/v1/stream?shard=dev-2", None).await;
+    let opening = late.until("all that was known", is("ready")).await;
+    assert_eq!((&opening[1]["reachable"], opening[1]["groups"].is_array()), (&json!(false), true), "{:#}", opening[1]);
+    e2e_common::signal(&server, Signal::CONT);
+    for reading in [&mut stream, &mut late] {
+        reading.until("it is back", |it| it["type"] == "snapshot" && it["reachable"] == true).await;
+    }
 }

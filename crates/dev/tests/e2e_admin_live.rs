@@ -9,64 +9,14 @@ mod terminal_common;
 
 use std::collections::BTreeMap;
 
-use e2e_common::{DEV, Env, PATIENCE, exit};
-use http_common::{Served, it_stops_when_told};
+use e2e_common::{DEV, Env, exit};
+use http_common::{Reading, Served, is, it_stops_when_told};
 use openapi_common::Document;
-use reqwest::{Method, Response};
+use reqwest::Method;
 use rustix::process::Signal;
 use serde_json::{Value, json};
 use terminal_common::Terminal;
 use tokio::process::Command;
-
-/// One who reads a stream of server-sent events.
-struct Reading {
-    response: Response,
-    rest: String,
-    /// The last that was said.
-    id: String,
-}
-
-impl Reading {
-    async fn open(served: &Served, path: &str, id: Option<&str>) -> Self {
-        let request = served.ask(Method::GET, path).header("accept", "text/event-stream").timeout(4 * PATIENCE);
-        let request = id.into_iter().fold(request, |request, id| request.header("last-event-id", id));
-        let response = request.send().await.unwrap();
-        assert_eq!(
-            (response.status().as_u16(), response.headers()["content-type"].as_bytes()),
-            (200, &b"text/event-stream"[..])
-        );
-        Self { response, rest: String::new(), id: String::new() }
-    }
-
-    async fn next(&mut self) -> Value {
-        while !self.rest.contains("\n\n") {
-            let chunk = tokio::time::timeout(PATIENCE, self.response.chunk()).await.expect("it goes on").unwrap();
-            self.rest.push_str(std::str::from_utf8(&chunk.expect("it has no end")).unwrap());
-        }
-        let (message, rest) = self.rest.split_once("\n\n").unwrap();
-        let field = |name: &str| message.lines().find_map(|it| it.strip_prefix(name)).map(str::to_owned);
-        let value = field("data: ").map_or(Value::Null, |it| serde_json::from_str(&it).unwrap());
-        self.id = field("id: ").unwrap_or_else(|| self.id.clone());
-        self.rest = rest.to_owned();
-        value
-    }
-
-    /// Reads until a message is as wanted; answers all that came.
-    async fn until(&mut self, what: &str, wanted: impl Fn(&Value) -> bool) -> Vec<Value> {
-        let mut read = Vec::new();
-        let reading = async {
-            loop {
-                read.push(self.next().await);
-                if read.last().is_some_and(&wanted) {
-                    return;
-                }
-            }
-        };
-        let waited = tokio::time::timeout(PATIENCE, reading).await;
-        waited.unwrap_or_else(|_| panic!("not told: {what}: {read:#?}"));
-        read
-    }
-}
 
 /// The picture of a reader that does as the document says.
 #[derive(Default)]
@@ -99,10 +49,6 @@ impl Picture {
             _ => {}
         }
     }
-}
-
-fn is(kind: &'static str) -> impl Fn(&Value) -> bool {
-    move |it| it["type"] == kind
 }
 
 fn ready(n: i64) -> impl Fn(&Value) -> bool {
