@@ -33,10 +33,6 @@ use crate::{
 pub use balance::look_at_balancers;
 pub use create::{OnDemand, on_demand};
 
-/// What nobody waits for comes so long behind the plan: when many machines die at once, the calls for all their
-/// replacements go out before the first write takes the processors from them.
-const BEHIND: Duration = Duration::from_millis(5);
-
 /// Who decided, in facts that name a person or us.
 const BY: &str = "planner";
 
@@ -174,7 +170,7 @@ where
     }
     let term = term.clone();
     term.tasks.clone().spawn("action", async move {
-        tokio::time::sleep(BEHIND).await;
+        term.calm().await;
         let outcome = effect(term.clone(), group.clone()).await;
         if outcome.is_err() {
             // Busy until the next try is due: not every action waits for `next_attempt_at`, and none may spin.

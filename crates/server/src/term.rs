@@ -7,6 +7,7 @@
 use std::{
     collections::{BTreeMap, VecDeque},
     sync::{Arc, Mutex, OnceLock, PoisonError, Weak},
+    time::Duration,
 };
 
 use nstance_core::{
@@ -29,7 +30,10 @@ use nstance_store::{
     cas::{Next, RecordError, Records},
     records::Versioned,
 };
-use tokio::sync::{Notify, watch};
+use tokio::{
+    sync::{Notify, watch},
+    time::Instant,
+};
 
 use crate::{
     authority::{Authority, keep::CaSource},
@@ -120,6 +124,11 @@ pub struct Advertised {
 /// Events kept while the lease is in doubt; of more, the oldest go.
 const MAX_KEPT: usize = 1024;
 
+/// So long nothing must have been in a hurry before what nobody waits for begins …
+const MOMENT: Duration = Duration::from_millis(5);
+/// … and so long it waits at most.
+const PATIENCE: Duration = Duration::from_millis(50);
+
 pub struct Term {
     pub shared: Arc<Shared>,
     pub guard: Guard,
@@ -138,6 +147,7 @@ pub struct Term {
     pub advertised: Advertised,
     pub watches: Watches,
     bells: Mutex<BTreeMap<GroupRef, Arc<Bell>>>,
+    rushed_at: Mutex<Option<Instant>>,
     listing: Arc<Notify>,
     /// What was to be told while the guard was shut.
     kept: Mutex<VecDeque<Tell>>,
@@ -183,6 +193,7 @@ impl Term {
             advertised,
             watches,
             bells: Mutex::default(),
+            rushed_at: Mutex::default(),
             listing: Arc::default(),
             kept: Mutex::default(),
             ended: watch::Sender::new(None),
@@ -241,7 +252,26 @@ impl Term {
 
     /// Wakes it at once: a machine is dead, or about to be.
     pub fn hurry(self: &Arc<Self>, group: &GroupRef) {
+        self.rush();
         self.bell(group).hurry();
+    }
+
+    /// Something is under way that cannot wait.
+    pub fn rush(&self) {
+        *self.rushed_at.lock().unwrap_or_else(PoisonError::into_inner) = Some(Instant::now());
+    }
+
+    /// Resolves when nothing was in a hurry for a moment, or has been for long. When many machines die at once, the
+    /// calls for all their replacements go out before the first write takes the processors from them.
+    pub async fn calm(&self) {
+        let begin = Instant::now();
+        loop {
+            tokio::time::sleep(MOMENT).await;
+            let rushed_at = *self.rushed_at.lock().unwrap_or_else(PoisonError::into_inner);
+            if rushed_at.is_none_or(|at| MOMENT <= at.elapsed()) || PATIENCE <= begin.elapsed() {
+                return;
+            }
+        }
     }
 
     fn bell(self: &Arc<Self>, group: &GroupRef) -> Arc<Bell> {

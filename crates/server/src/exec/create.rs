@@ -21,7 +21,7 @@ use nstance_rt::{backoff::Backoff, chain::Chain};
 use nstance_store::{cas::RecordError, records::Versioned};
 
 use super::{
-    BEHIND, ExecError, finish,
+    ExecError, finish,
     placement::{self, Choice, SPARED},
     refusal::{pair_of, react},
     request::{IMAGES, asked_for, spec},
@@ -198,7 +198,7 @@ async fn make(
         // intent comes right behind it, and behind the calls of all others that died in the same moment.
         CreateMode::Idempotent => {
             let recorded = async {
-                tokio::time::sleep(BEHIND).await;
+                term.calm().await;
                 requested();
                 intend(term, instance).await
             };
@@ -513,6 +513,7 @@ async fn call(term: &Arc<Term>, spec: &VmSpec, cause: Option<Mono>) -> Result<Vm
     let Ok(permit) = term.guard.permit() else { return Err(CallError::NotSent) };
     let started = term.world.clock().monotonic();
     if let Some(lost) = cause {
+        term.rush();
         term.shared.metrics.replacement_start.observe(started.since(lost).as_secs_f64());
     }
     let created = match tokio::time::timeout(CREATE, term.shared.provider.create(permit, spec)).await {

@@ -168,13 +168,13 @@ fn is_same(it: &Instance, wish: &Wish) -> bool {
 }
 
 fn n_on_demand(state: &State, tenant: &Tenant) -> usize {
-    let counts = |entry: &&Box<Entry>| {
+    let counts = |entry: &Entry| {
         let it = entry.instance();
         it.ownership == Ownership::OnDemand
             && it.group.tenant == *tenant
             && !matches!(it.phase(), Phase::Deleted | Phase::Failed)
     };
-    state.entries.values().filter(counts).count()
+    state.entries.values().filter(|entry| counts(entry)).count()
 }
 
 /// What the request comes to, or all that is wrong with it.

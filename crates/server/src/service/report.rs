@@ -265,8 +265,8 @@ impl Machines for Term {
         }
         let now = self.now();
         let state = self.world.lock();
-        let in_use = |it: &&Box<crate::world::Entry>| matches!(it.phase(), Phase::Running | Phase::Draining);
-        let loads = state.entries.values().filter(in_use).filter_map(|entry| {
+        let in_use = |it: &crate::world::Entry| matches!(it.phase(), Phase::Running | Phase::Draining);
+        let loads = state.entries.values().filter(|it| in_use(it)).filter_map(|entry| {
             let (load, _) = entry.link.machine.load.filter(|(_, until)| now < *until)?;
             Some((entry.instance().group.clone(), load))
         });

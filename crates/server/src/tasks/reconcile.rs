@@ -37,8 +37,10 @@ const RESYNC: Duration = Duration::from_secs(30);
 /// While nothing may be done, what is due is looked at no oftener than this.
 const STALLED: Duration = Duration::from_millis(500);
 
-/// Between two passes, unless somebody hurries.
+/// Between two passes, unless somebody hurries …
 const PACE: Duration = Duration::from_millis(20);
+/// … and between two hurried ones: of many machines that die together the second to the last are planned together.
+const BREATH: Duration = Duration::from_millis(3);
 
 /// Wakes a worker.
 #[derive(Default)]
@@ -61,15 +63,26 @@ impl Bell {
         self.rung.notify_one();
     }
 
-    /// Resolves when it was rung; not sooner than `earliest`, unless somebody hurries.
-    async fn next(&self, earliest: Instant) {
+    /// Resolves when it was rung, and answers whether somebody hurries. Not sooner after the last pass than is good; the
+    /// first in a hurry does not wait at all.
+    async fn next(&self, passed: Instant, hurried: bool) -> bool {
         self.rung.notified().await;
         // Whoever is ready goes first: what came together is planned together.
         tokio::task::yield_now().await;
-        while !self.hurries.swap(false, Ordering::Acquire) && Instant::now() < earliest {
+        loop {
+            let hurries = self.hurries.load(Ordering::Acquire);
+            let earliest = match (hurries, hurried) {
+                (true, false) => passed,
+                (true, true) => passed + BREATH,
+                (false, _) => passed + PACE,
+            };
+            if earliest <= Instant::now() {
+                self.hurries.store(false, Ordering::Release);
+                return hurries;
+            }
             tokio::select! {
                 biased;
-                () = self.hurried.notified() => {}
+                () = self.hurried.notified(), if !hurries => {}
                 () = tokio::time::sleep_until(earliest) => {}
             }
         }
@@ -78,21 +91,23 @@ impl Bell {
 
 pub async fn work(term: Arc<Term>, group: GroupRef, bell: Arc<Bell>) {
     let token = term.tasks.token().clone();
+    let mut hurries = false;
     loop {
-        let next = pass(&term, &group);
+        let next = pass(&term, &group, hurries);
         let now = Instant::now();
-        tokio::select! {
+        hurries = tokio::select! {
             biased;
             () = token.cancelled() => return,
-            () = bell.next(now + PACE) => {}
-            () = tokio::time::sleep(next) => {}
-        }
+            hurries = bell.next(now, hurries) => hurries,
+            () = tokio::time::sleep(next) => false,
+        };
     }
 }
 
 /// One pass. Synchronous: effects run beside it, each marked in the world before this returns, so that the next pass
-/// counts them. Answers how long to wait without an event.
-fn pass(term: &Arc<Term>, group: &GroupRef) -> Duration {
+/// counts them. Answers how long to wait without an event. A hurried one that has something to make leaves everything
+/// else to the next.
+fn pass(term: &Arc<Term>, group: &GroupRef, hurries: bool) -> Duration {
     let due = term.world.take_due_looks(group);
     term.observer.look(due);
     health::tell_left(term, group);
@@ -122,6 +137,10 @@ fn pass(term: &Arc<Term>, group: &GroupRef) -> Duration {
     let creates = plan.actions.iter().any(|planned| matches!(planned.action, Action::Create { .. }));
     for planned in plan.actions {
         exec::start(term, planned);
+    }
+    if hurries && creates {
+        term.wake(group);
+        return PACE;
     }
     // People are told once the effects are on their way.
     tell_holds(term, group, &plan.holds);
