@@ -138,6 +138,8 @@ fn pass(term: &Arc<Term>, group: &GroupRef, hurries: bool) -> Duration {
     for planned in plan.actions {
         exec::start(term, planned);
     }
+    // Watchers are told who is ill before it goes.
+    watch::passed(term, group);
     if hurries && creates {
         term.wake(group);
         return PACE;
@@ -147,7 +149,6 @@ fn pass(term: &Arc<Term>, group: &GroupRef, hurries: bool) -> Duration {
     tell_silence(term, group, &snapshot);
     rollouts::tell(term, group, &snapshot, now);
     show(&term.shared.metrics, group, &snapshot, now);
-    watch::passed(term, group);
     if !creates && plan.holds.is_empty() {
         // Nobody will be replaced for what was lost so far: a later loss must not be timed from an older one.
         if let Some(it) = term.world.lock().groups.get_mut(group) {
