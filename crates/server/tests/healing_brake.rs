@@ -52,26 +52,3 @@ async fn a_few_silent_machines_are_replaced_at_once() {
     assert!(ids[2..].iter().all(|id| shard.site.standing().contains(id)), "nobody else left");
     assert_eq!(shard.site.calls(Op::Create).len(), 8);
 }
-
-#[tokio::test]
-async fn a_crowd_that_vanishes_is_held_as_a_whole_though_nobody_counts_it_each_time() {
-    // More than are counted anew by every pass.
-    let (shard, fleet, operator, ids) = whole(130).await;
-    for id in &ids {
-        fleet.cut(*id);
-    }
-    wait_until("all are silent", async || operator.group("web").await.unhealthy_size == 130).await;
-    wait_until("the brake is told", async || operator.holds("web").await.contains(&"MassDisconnect".to_owned())).await;
-    // Two thirds return; the others belong to the same wave.
-    for id in &ids[..90] {
-        fleet.back(*id);
-    }
-    wait_until("40 are silent", async || operator.group("web").await.unhealthy_size == 40).await;
-    assert_eq!(shard.site.calls(Op::Create).len(), 130, "nobody was replaced");
-    for id in &ids[90..] {
-        fleet.back(*id);
-    }
-    wait_until("nobody is silent", async || operator.group("web").await.unhealthy_size == 0).await;
-    assert_eq!(shard.site.standing(), ids);
-    assert_eq!(shard.site.calls(Op::Create).len(), 130);
-}

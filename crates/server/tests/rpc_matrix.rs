@@ -184,6 +184,11 @@ async fn whole(change: impl FnOnce(&mut Value)) -> Whole {
     operator.client().upsert_group(upsert("batch", 0)).await.unwrap();
     let drained = operator.client().delete_instance(named(&ids[2].to_string())).await;
     assert_eq!(drained.unwrap().into_inner().status, "draining");
+    wait_until("another runs in its place", async || {
+        let records = shard.site.records().await;
+        records.iter().filter(|it| it.phase() == nstance_core::instance::Phase::Running).count() == 3
+    })
+    .await;
     Whole { shard, store, operator, agent, ids, _fleet: fleet }
 }
 

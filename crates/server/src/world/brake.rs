@@ -266,6 +266,18 @@ mod tests {
     }
 
     #[test]
+    fn a_count_of_many_stands_for_a_moment_and_one_of_few_never() {
+        let counted = |n: usize| Counted {
+            at: Some(Timestamp::from_millis(1000)),
+            lost: lost(&vec![1; n]).into_iter().map(|(_, id)| id).collect(),
+            ..Counted::default()
+        };
+        let (at, until) = (Timestamp::from_millis, Some(Timestamp::from_millis(1050)));
+        assert_eq!([999, 1000, 1049, 1050].map(|now| counted(101).stands_until(at(now))), [None, until, until, None]);
+        assert_eq!(counted(100).stands_until(at(1000)), None, "so few are counted each time");
+    }
+
+    #[test]
     fn the_brake_began_when_the_limit_was_passed() {
         let (since, _) = held(&lost(&[0, 1, 2, 3, 4]), 0, SETTINGS).unwrap();
         assert_eq!(since, Timestamp::from_millis(3000));
