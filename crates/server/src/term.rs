@@ -265,12 +265,12 @@ impl Term {
     /// calls for all their replacements go out before the first write takes the processors from them.
     pub async fn calm(&self) {
         let begin = Instant::now();
-        loop {
-            tokio::time::sleep(MOMENT).await;
+        let rushes = || {
             let rushed_at = *self.rushed_at.lock().unwrap_or_else(PoisonError::into_inner);
-            if rushed_at.is_none_or(|at| MOMENT <= at.elapsed()) || PATIENCE <= begin.elapsed() {
-                return;
-            }
+            rushed_at.is_some_and(|at| at.elapsed() < MOMENT)
+        };
+        while rushes() && begin.elapsed() < PATIENCE {
+            tokio::time::sleep(MOMENT).await;
         }
     }
 
