@@ -318,12 +318,13 @@ impl Cache {
             transaction.execute("DELETE FROM instances WHERE id NOT IN (SELECT name FROM present)", [])?;
             transaction.execute("DELETE FROM present", [])?;
             insert_instances(transaction, instances)?;
-            transaction.execute("DELETE FROM groups", [])?;
-            if let Some(groups) = groups {
-                insert_groups(transaction, groups)?;
-            }
-            Ok(())
+            replace_groups(transaction, groups)
         })
+    }
+
+    /// Derives the table of groups anew.
+    pub fn replace_groups(&self, groups: Option<&GroupsFile>) -> Result<(), CacheError> {
+        self.transact(|transaction| replace_groups(transaction, groups))
     }
 
     /// The highest epoch any cached record bears. The next term's must be higher, even if the lease was deleted.
@@ -487,6 +488,11 @@ fn insert_instances<'a>(
         ])?;
     }
     Ok(())
+}
+
+fn replace_groups(transaction: &Transaction<'_>, groups: Option<&GroupsFile>) -> rusqlite::Result<()> {
+    transaction.execute("DELETE FROM groups", [])?;
+    groups.map_or(Ok(()), |groups| insert_groups(transaction, groups))
 }
 
 fn insert_groups(transaction: &Transaction<'_>, groups: &GroupsFile) -> rusqlite::Result<()> {

@@ -95,6 +95,13 @@ pub struct Rebuilt {
     pub n_fetched: usize,
 }
 
+impl Rebuilt {
+    /// The groups file as far as it is known.
+    fn groups_file(&self) -> Option<&GroupsFile> {
+        self.groups.present().or(self.remembered_groups.as_deref()).map(|it| &it.value)
+    }
+}
+
 type Cached = BTreeMap<String, (ETag, Vec<u8>)>;
 
 /// Reads the records of `shard`, fetching only bodies whose version differs from the cached one, and puts the result
@@ -120,9 +127,24 @@ pub async fn rebuild(
     .await?;
     let rebuilt = assemble(shard, &cached, &groups, &bodies)?;
     if let Some(cache) = cache {
-        write_cache(cache, shard, &rebuilt, &groups, &bodies).map_err(RebuildError::Cache)?;
+        let written = if has_news(shard, &cached, &rebuilt, &groups, &bodies) {
+            write_cache(cache, shard, &rebuilt, &groups, &bodies)
+        } else {
+            cache.replace_groups(rebuilt.groups_file())
+        };
+        written.map_err(RebuildError::Cache)?;
     }
     Ok(rebuilt)
+}
+
+/// Whether the cache lacks anything of what was read, or has more. Its records and what is derived of them are always
+/// written together, so what is the same here is the same there.
+fn has_news(shard: &Shard, cached: &Cached, rebuilt: &Rebuilt, groups: &Option<Body>, read: &Bodies) -> bool {
+    let prefix = instance_prefix(shard);
+    let n_cached = cached.keys().filter(|key| key.starts_with(&prefix)).count();
+    n_cached != read.bodies.len() + rebuilt.vanished.len()
+        || !rebuilt.corrupt.is_empty()
+        || read.bodies.iter().chain(groups).any(|it| it.fetched)
 }
 
 /// One object as it is now, wherever its body came from.
@@ -309,14 +331,8 @@ fn write_cache(
     let vanished: Vec<String> =
         rebuilt.vanished.iter().map(|it| records::instance_key(shard, &it.value.group.tenant, &it.value.id)).collect();
     let present = read.bodies.iter().map(|it| it.key.as_str()).chain(vanished.iter().map(String::as_str));
-    let groups = rebuilt.groups.present().or(rebuilt.remembered_groups.as_deref());
-    cache.replace_derived(
-        &instance_prefix(shard),
-        &changed,
-        present,
-        rebuilt.instances.iter().map(|it| &it.value),
-        groups.map(|it| &it.value),
-    )
+    let instances = rebuilt.instances.iter().map(|it| &it.value);
+    cache.replace_derived(&instance_prefix(shard), &changed, present, instances, rebuilt.groups_file())
 }
 
 #[cfg(test)]

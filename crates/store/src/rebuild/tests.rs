@@ -76,6 +76,30 @@ async fn a_warm_rebuild_fetches_only_what_changed() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn a_rebuild_without_news_leaves_the_records_of_the_cache_alone() {
+    let world = World::with(20).await;
+    let cache = world.cache();
+    world.rebuild(Some(&cache)).await.unwrap();
+    // A mark in the derived tables that only a rewrite would take away.
+    let elsewhere = GroupRef::new(instance(3).group.tenant, "elsewhere".parse().unwrap());
+    let marked = Instance { group: elsewhere.clone(), ..instance(3) };
+    let is_marked = || !cache.instances_of(&elsewhere).unwrap().is_empty();
+    cache.put_instance(&marked).unwrap();
+    let again = world.rebuild(Some(&cache)).await.unwrap();
+    assert_eq!((again.instances.len(), again.n_fetched), (20, 0));
+    assert!(is_marked());
+    // One record less, one more, or another groups file: all is derived anew.
+    let gone = world.bench.bucket.get(&world.key(7)).await.unwrap();
+    world.bench.bucket.delete(&world.key(7)).await.unwrap();
+    world.rebuild(Some(&cache)).await.unwrap();
+    assert!(is_marked(), "the cache keeps what vanished, so nothing is new in it");
+    world.bench.bucket.put(&world.key(7), gone.body, Condition::Create).await.unwrap();
+    world.records.create_instance(&world.bench.guard(3), &instance(900)).await.unwrap();
+    world.rebuild(Some(&cache)).await.unwrap();
+    assert!(!is_marked());
+}
+
+#[tokio::test(start_paused = true)]
 async fn a_partial_rebuild_creates_nothing() {
     let world = World::with(50).await;
     let cache = world.cache();

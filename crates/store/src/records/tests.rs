@@ -79,6 +79,37 @@ fn an_instance_comes_back_with_all_its_facts() {
     }
 }
 
+/// Both ways to write agree to the letter, and what was written is recognised as our own.
+fn is_spelled_alike<T: Record>(it: &T) {
+    let body = encode(it, &meta(), &Extra::default());
+    assert_eq!(String::from_utf8_lossy(&body), Value::Object(known(&it.to_form(), &meta())).to_string());
+    assert!(read_own::<T>(&body).is_some());
+}
+
+#[test]
+fn a_record_of_ours_is_recognised_and_nothing_else_is() {
+    is_spelled_alike(&instance(1));
+    is_spelled_alike(&full());
+    let key = key_of(&full());
+    let body = String::from_utf8(encode(&full(), &meta(), &Extra::default())).unwrap();
+    let foreign = [
+        body.replacen(r#"{"version":1,"#, r#"{"version":1,"mood":"calm","#, 1),
+        body.replacen(r#""drain":{"#, r#""drain":{"mood":"calm","#, 1),
+        body.replacen(r#","writer""#, r#", "writer""#, 1),
+        format!("{body}\n"),
+    ];
+    for text in foreign {
+        assert_ne!(text, body);
+        assert!(read_own::<Instance>(text.as_bytes()).is_none(), "{text}");
+        assert_eq!(decode::<Instance>(&key, text.as_bytes()).unwrap().0, full(), "{text}");
+    }
+    // Twice the same field, or a list in the place of the object, is no record whichever way it is read.
+    let twice = body.replacen(r#"{"version":1,"#, r#"{"version":1,"epoch":7,"#, 1);
+    for text in [twice.as_str(), r#"[1, 7, "w", "i", null]"#] {
+        assert!(decode::<Instance>(&key, text.as_bytes()).is_err(), "{text}");
+    }
+}
+
 #[test]
 fn the_stored_form_of_an_instance_is_as_documented() {
     let body = encode(&full(), &meta(), &Extra::default());
@@ -256,6 +287,7 @@ fn lease_and_nonce_come_back() {
         released: false,
         previous: None,
     };
+    is_spelled_alike(&lease);
     let body = encode(&lease, &meta(), &Extra::default());
     assert_eq!(serde_json::from_slice::<Value>(&body).unwrap()["ttl_ms"], 6000);
     assert_eq!(decode::<LeaseRecord>("k", &body).unwrap().0, lease);
@@ -268,6 +300,7 @@ fn lease_and_nonce_come_back() {
         consumed_at: Timestamp::from_millis(1),
         expires_at: Timestamp::from_millis(2),
     };
+    is_spelled_alike(&nonce);
     assert_eq!(decode::<NonceRecord>("k", &encode(&nonce, &meta(), &Extra::default())).unwrap().0, nonce);
 }
 
