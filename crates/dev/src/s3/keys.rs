@@ -81,11 +81,26 @@ impl Key {
 pub(super) enum Entry {
     /// A directory; all keys in it begin with this.
     Under(String),
-    Object(Key),
+    File(Found),
+}
+
+/// A file, and the key that its name spells.
+#[derive(Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub(super) struct Found {
+    pub(super) key: String,
+    path: PathBuf,
+}
+
+impl Found {
+    /// Its key if it is an object. Anyone may write names by hand: only those which we would have chosen are objects.
+    pub(super) fn object(&self, root: &Path) -> Option<Key> {
+        let key = Key::parse(&self.key).ok()?;
+        (self.path == key.plain_path(root) || self.path == key.aside_path(root)).then_some(key)
+    }
 }
 
 /// Reads a name found on disk. `None` if no key maps to it.
-pub(super) fn entry(root: &Path, path: &Path, prefix: &str, is_dir: bool) -> Option<Entry> {
+pub(super) fn entry(path: PathBuf, prefix: &str, is_dir: bool) -> Option<Entry> {
     let name = path.file_name()?.to_str()?;
     if is_dir {
         return Some(Entry::Under(match name.strip_suffix("%-") {
@@ -93,10 +108,8 @@ pub(super) fn entry(root: &Path, path: &Path, prefix: &str, is_dir: bool) -> Opt
             None => format!("{prefix}{}/", unescape(name)?),
         }));
     }
-    let key = Key::parse(&format!("{prefix}{}", unescape(name.strip_suffix('%').unwrap_or(name))?)).ok()?;
-    // Names that anyone may write by hand: only those which we would have chosen are objects.
-    let ours = path == key.plain_path(root) || path == key.aside_path(root);
-    ours.then_some(Entry::Object(key))
+    let key = format!("{prefix}{}", unescape(name.strip_suffix('%').unwrap_or(name))?);
+    Some(Entry::File(Found { key, path }))
 }
 
 fn escape(part: &str, top: bool) -> String {
@@ -188,9 +201,9 @@ mod tests {
                 let (mut at, mut prefix) = (root.to_owned(), String::new());
                 for (n, name) in names.iter().enumerate() {
                     at.push(name);
-                    match entry(root, &at, &prefix, n + 1 < names.len()).unwrap() {
+                    match entry(at.clone(), &prefix, n + 1 < names.len()).unwrap() {
                         Entry::Under(under) => prefix = under,
-                        Entry::Object(found) => assert_eq!(found, key(text)),
+                        Entry::File(found) => assert_eq!(found.object(root), Some(key(text))),
                     }
                 }
             }
@@ -200,7 +213,11 @@ mod tests {
     #[test]
     fn names_no_key_maps_to_are_no_objects() {
         for name in ["%zz", "%41", "a%0", "%00x"] {
-            assert!(entry(Path::new("/r"), &Path::new("/r").join(name), "", false).is_none(), "{name}");
+            let object = match entry(Path::new("/r").join(name), "", false) {
+                Some(Entry::File(found)) => found.object(Path::new("/r")),
+                _ => None,
+            };
+            assert_eq!(object, None, "{name}");
         }
     }
 }
