@@ -297,7 +297,9 @@ impl InstanceId {
 impl Ord for InstanceId {
     /// By time of creation, like the storage keys.
     fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        (self.uuid, self.kind).cmp(&(other.uuid, other.kind))
+        // As numbers, which compare in one step: whatever looks an instance up compares a dozen of them.
+        let number = |it: &Self| (u128::from_be_bytes(it.uuid), it.kind);
+        number(self).cmp(&number(other))
     }
 }
 

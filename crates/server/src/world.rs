@@ -156,6 +156,14 @@ impl Default for GroupState {
     }
 }
 
+/// What is due in a group by the clock.
+pub struct Due {
+    /// VMs that must be looked at.
+    pub look: Vec<VmRef>,
+    /// Instances whose agents announced a restart and are lost since.
+    pub left: Vec<InstanceId>,
+}
+
 /// How a group is asked for, as config and groups file say together.
 #[derive(PartialEq)]
 pub struct Asked {
@@ -333,39 +341,33 @@ impl World {
             .min()
     }
 
-    /// Instances of a group that must be looked at now. Each is handed out once.
-    pub fn take_due_looks(&self, group: &GroupRef) -> Vec<VmRef> {
-        let now = self.now();
-        let mut state = self.lock();
-        let members = state.groups.get(group).map(|it| &it.members).into_iter().flatten();
-        let is_due = |it: &Entry| !it.describe.in_flight && it.wants_look(&state, now);
-        let due: Vec<InstanceId> =
-            members.filter(|id| state.entries.get(id).is_some_and(|it| is_due(it))).copied().collect();
-        due.into_iter()
-            .filter_map(|id| {
-                let entry = state.entries.get_mut(&id)?;
-                entry.describe.in_flight = true;
-                entry.describe.due = None;
-                Some(entry.vm_ref())
-            })
-            .collect()
-    }
-
-    /// Instances of a group whose agents announced a restart and are lost since. Each is handed out once.
-    pub fn take_left(&self, group: &GroupRef) -> Vec<InstanceId> {
+    /// What time alone asks for in a group. Each is handed out once.
+    pub fn take_due(&self, group: &GroupRef) -> Due {
         let (now, mono) = (self.now(), self.clock().monotonic());
         let mut state = self.lock();
-        let is_lost = |it: &Entry| matches!(it.health(&state, now), Health::Lost { .. } | Health::Silent { .. });
-        let has_left = |it: &Entry| it.left() && is_lost(it);
-        let members = state.groups.get(group).map(|it| &it.members).into_iter().flatten();
-        let left: Vec<InstanceId> =
-            members.filter(|id| state.entries.get(id).is_some_and(|it| has_left(it))).copied().collect();
+        let (mut look, mut left) = (Vec::new(), Vec::new());
+        for id in state.groups.get(group).map(|it| &it.members).into_iter().flatten() {
+            let Some(entry) = state.entries.get(id) else { continue };
+            if !entry.describe.in_flight && entry.wants_look(&state, now) {
+                look.push(*id);
+            }
+            let is_lost = || matches!(entry.health(&state, now), Health::Lost { .. } | Health::Silent { .. });
+            if entry.left() && is_lost() {
+                left.push(*id);
+            }
+        }
         for id in &left {
             if let Some(entry) = state.entries.get_mut(id) {
                 entry.link.lost_at_mono = Some(mono);
             }
         }
-        left
+        let mut taken = |id: InstanceId| {
+            let entry = state.entries.get_mut(&id)?;
+            entry.describe.in_flight = true;
+            entry.describe.due = None;
+            Some(entry.vm_ref())
+        };
+        Due { look: look.into_iter().filter_map(&mut taken).collect(), left }
     }
 
     /// The groups that exist in any way: asked for, or named by a record or a VM.
@@ -501,7 +503,6 @@ impl State {
 
     /// Notes what the provider showed of an instance. Answers the group to wake if that changed anything.
     pub fn observe(&mut self, instance: InstanceId, seen: Seen, vm: Option<&Vm>, now: Timestamp) -> Option<GroupRef> {
-        let health_interval = self.health_check_interval;
         let entry = self.entries.get_mut(&instance)?;
         let before = entry.seen;
         entry.observe(seen, vm, now);
@@ -510,7 +511,6 @@ impl State {
         let managed = entry.instance().ownership == Ownership::Managed;
         let was_member = managed && matches!(entry.phase(), Phase::Pending | Phase::Provisioning | Phase::Running);
         let died = is_dead(seen) && !is_dead(before) && was_member;
-        let _ = health_interval;
         if died && let Some(lost) = lost.or(entry.died_at_mono) {
             self.group(&group).losses.push_back(lost);
         }

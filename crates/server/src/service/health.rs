@@ -218,8 +218,8 @@ impl Stream {
 }
 
 /// Tells of agents that did not come back from a restart they announced, whoever saw their VM since.
-pub fn tell_left(term: &Term, group: &GroupRef) {
-    for instance in term.world.take_left(group) {
+pub fn tell_left(term: &Term, group: &GroupRef, left: Vec<InstanceId>) {
+    for instance in left {
         let message = "agent did not come back from its restart";
         term.tell(Tell::instance(Reason::InstanceLost, group, instance, message));
     }

@@ -108,9 +108,9 @@ pub async fn work(term: Arc<Term>, group: GroupRef, bell: Arc<Bell>) {
 /// counts them. Answers how long to wait without an event. A hurried one that has something to make leaves everything
 /// else to the next.
 fn pass(term: &Arc<Term>, group: &GroupRef, hurries: bool) -> Duration {
-    let due = term.world.take_due_looks(group);
-    term.observer.look(due);
-    health::tell_left(term, group);
+    let due = term.world.take_due(group);
+    term.observer.look(due.look);
+    health::tell_left(term, group, due.left);
     let started = term.world.clock().monotonic();
     let (snapshot, now) = term.world.snapshot(Some(group));
     let mut plan = (term.shared.planner)(&snapshot, now);

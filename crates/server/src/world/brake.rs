@@ -122,10 +122,10 @@ impl State {
     /// for a while. All of the shard's, looked for only when one in a group of `concerned` is silent by now, or some were
     /// at the last count: the first to be silent must not be judged before it is known how many will be.
     fn muted(&self, concerned: &[GroupRef], now: Timestamp) -> BTreeSet<InstanceId> {
-        let is_open = |id: &InstanceId| self.entries.get(id).is_some_and(|entry| entry.link.stream.is_some());
-        if !self.brake_memory.counted.muted
-            && !self.members_of(concerned).any(|id| is_open(id) && self.is_silent(*id, now))
-        {
+        let is_mute =
+            |entry: &Entry| entry.link.stream.is_some() && matches!(entry.health(self, now), Health::Silent { .. });
+        let mut members = self.members_of(concerned).filter_map(|id| self.entries.get(id));
+        if !self.brake_memory.counted.muted && !members.any(|entry| is_mute(entry)) {
             return BTreeSet::new();
         }
         let is_overdue = |entry: &Entry| {

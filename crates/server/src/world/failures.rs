@@ -185,11 +185,12 @@ impl State {
         let it = &*it;
         let no_choice_is_left =
             it.blocks.get(&BlockKind::NoCapacity).is_some_and(|block| block.until.is_none_or(|until| now < until));
-        let entries = || it.members.iter().filter_map(|id| self.entries.get(id));
-        let relieving: BTreeSet<InstanceId> =
-            entries().filter_map(|entry| entry.instance().drain.as_ref()?.replacement).collect();
         // In the order of time, as ids are.
-        let attempts: Vec<Attempt<'_>> = entries()
+        let entries: Vec<_> = it.members.iter().filter_map(|id| self.entries.get(id)).collect();
+        let relieving: BTreeSet<InstanceId> =
+            entries.iter().filter_map(|entry| entry.instance().drain.as_ref()?.replacement).collect();
+        let attempts: Vec<Attempt<'_>> = entries
+            .iter()
             .filter(|entry| {
                 let instance = entry.instance();
                 instance.ownership == Ownership::Managed
