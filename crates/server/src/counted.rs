@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use nstance_core::ports::objects::{Condition, ETag, Listed, Object, ObjectStore, StoreError, StoreFault};
+use nstance_core::ports::objects::{Condition, ETag, Listed, Object, ObjectStore, ShowPage, StoreError, StoreFault};
 
 use crate::metrics::{Metrics, StoreLabels};
 
@@ -69,6 +69,10 @@ impl ObjectStore for CountedStore {
 
     async fn list(&self, prefix: &str) -> Result<Vec<Listed>, StoreError> {
         self.counted("list", self.inner.list(prefix)).await
+    }
+
+    async fn list_pages(&self, prefix: &str, show: ShowPage<'_>) -> Result<Vec<Listed>, StoreError> {
+        self.counted("list", self.inner.list_pages(prefix, show)).await
     }
 
     fn describe(&self) -> String {

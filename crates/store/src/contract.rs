@@ -123,6 +123,10 @@ pub async fn lists_are_complete_and_in_order(store: Arc<dyn ObjectStore>) {
         store.put(key, b"y".to_vec(), Condition::Create).await.expect("create");
     }
     let listed = store.list("shard/a/instance/").await.expect("list");
+    let mut shown = Vec::new();
+    let paged = store.list_pages("shard/a/instance/", &mut |page| shown.extend_from_slice(page)).await.expect("list");
+    shown.sort_by(|a, b| a.key.cmp(&b.key));
+    assert_eq!((&paged, &shown), (&listed, &listed), "page by page it is the same, and all of it was shown once");
     let keys: Vec<&str> = listed.iter().map(|it| it.key.as_str()).collect();
     let mut wanted: Vec<String> = (0..MANY).map(|n| format!("shard/a/instance/{n:04}")).collect();
     wanted.push("shard/a/instance/sub/x".to_owned());

@@ -7,13 +7,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use futures::{StreamExt as _, TryStreamExt as _};
+use futures::{StreamExt as _, TryStreamExt as _, channel::mpsc, future};
 use nstance_core::{
     ids::{Epoch, GroupRef, InstanceId, Shard, Tenant},
     instance::{Instance, Phase},
     ports::{
         clock::Entropy,
-        objects::{ETag, Object, ObjectStore, StoreError},
+        objects::{ETag, Listed, Object, ObjectStore, StoreError},
     },
 };
 use nstance_rt::chain::Chain;
@@ -120,11 +120,9 @@ pub async fn rebuild(
         }),
         None => Cached::new(),
     };
-    let (groups, bodies) = futures::future::try_join(
-        read_groups(store, &cached, shard, entropy),
-        read_bodies(store, &cached, shard, entropy),
-    )
-    .await?;
+    let (groups, bodies) =
+        future::try_join(read_groups(store, &cached, shard, entropy), read_bodies(store, &cached, shard, entropy))
+            .await?;
     let rebuilt = assemble(shard, &cached, &groups, &bodies)?;
     if let Some(cache) = cache {
         let written = if has_news(shard, &cached, &rebuilt, &groups, &bodies) {
@@ -184,6 +182,7 @@ async fn read_groups(
     }
 }
 
+/// Lists the records, and reads each as soon as it is named: a listing of thousands takes as long as their bodies do.
 async fn read_bodies(
     store: &dyn ObjectStore,
     cached: &Cached,
@@ -191,35 +190,50 @@ async fn read_bodies(
     entropy: &dyn Entropy,
 ) -> Result<Bodies, RebuildError> {
     let prefix = instance_prefix(shard);
-    let listed = retry::read(retry::READ_TRIES, entropy, || store.list(&prefix))
-        .await
-        .map_err(|source| RebuildError::Store { key: prefix.clone(), source })?;
-    let n_listed = listed.len();
-    let (ours, foreign): (Vec<_>, Vec<_>) =
-        listed.into_iter().partition(|it| parse_instance_key(&it.key).is_some_and(|(its, ..)| its == *shard));
-    let bodies: Vec<Option<Body>> = futures::stream::iter(ours)
-        .map(|it| async move {
-            match cached.get(&it.key) {
-                Some((etag, body)) if *etag == it.etag => {
-                    let object = Object { body: body.clone(), etag: it.etag, modified: None };
-                    Ok(Some(Body { key: it.key, object, fetched: false }))
-                }
-                _ => {
-                    let object = fetch(store, &it.key, entropy).await;
-                    let object = object.map_err(|source| RebuildError::Store { key: it.key.clone(), source })?;
-                    Ok(object.map(|object| Body { key: it.key, object, fetched: true }))
-                }
-            }
+    let (tell, told) = mpsc::unbounded::<Listed>();
+    let listing = async move {
+        let listed = retry::read(retry::READ_TRIES, entropy, || async {
+            let mut show = |page: &[Listed]| page.iter().for_each(|it| drop(tell.unbounded_send(it.clone())));
+            store.list_pages(&prefix, &mut show).await
         })
-        // In order, so that the same store gives the same result.
+        .await;
+        listed.map_err(|source| RebuildError::Store { key: prefix.clone(), source })
+    };
+    let is_ours = |it: &Listed| parse_instance_key(&it.key).is_some_and(|(its, ..)| its == *shard);
+    // A listing that is tried again names them again.
+    let mut seen = BTreeSet::new();
+    let reading = told
+        .filter(|it| future::ready(is_ours(it) && seen.insert((it.key.clone(), it.etag.0.clone()))))
+        .map(|it| read_body(store, cached, it, entropy))
+        // In order, so that the same store gives the same result, and the last of several versions is kept.
         .buffered(PARALLEL)
-        .try_collect()
-        .await?;
+        .try_collect::<BTreeMap<String, Option<Body>>>();
+    let (listed, mut read) = future::try_join(listing, reading).await?;
+    let n_listed = listed.len();
+    let (ours, foreign): (Vec<_>, Vec<_>) = listed.into_iter().partition(is_ours);
     Ok(Bodies {
         n_listed,
-        bodies: bodies.into_iter().flatten().collect(),
+        bodies: ours.iter().filter_map(|it| read.remove(&it.key).flatten()).collect(),
         foreign_keys: foreign.into_iter().map(|it| it.key).collect(),
     })
+}
+
+/// One listed object; none if it is gone since.
+async fn read_body(
+    store: &dyn ObjectStore,
+    cached: &Cached,
+    it: Listed,
+    entropy: &dyn Entropy,
+) -> Result<(String, Option<Body>), RebuildError> {
+    let Listed { key, etag, .. } = it;
+    if let Some((_, body)) = cached.get(&key).filter(|(cached, _)| *cached == etag) {
+        let object = Object { body: body.clone(), etag, modified: None };
+        return Ok((key.clone(), Some(Body { key, object, fetched: false })));
+    }
+    match fetch(store, &key, entropy).await {
+        Ok(object) => Ok((key.clone(), object.map(|object| Body { key, object, fetched: true }))),
+        Err(source) => Err(RebuildError::Store { key, source }),
+    }
 }
 
 /// Reads a listed object. It was there a moment ago, so its absence is believed only when told twice.

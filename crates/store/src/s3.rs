@@ -12,7 +12,7 @@ use std::{
 use async_trait::async_trait;
 use futures::StreamExt as _;
 use nstance_core::{
-    ports::objects::{Condition, ETag, Listed, Object, ObjectStore, StoreError, StoreFault, Unavailable},
+    ports::objects::{Condition, ETag, Listed, Object, ObjectStore, ShowPage, StoreError, StoreFault, Unavailable},
     time::Timestamp,
 };
 use nstance_rt::entropy::SystemEntropy;
@@ -228,6 +228,10 @@ impl ObjectStore for S3Store {
     }
 
     async fn list(&self, prefix: &str) -> Result<Vec<Listed>, StoreError> {
+        self.list_pages(prefix, &mut |_| {}).await
+    }
+
+    async fn list_pages(&self, prefix: &str, show: ShowPage<'_>) -> Result<Vec<Listed>, StoreError> {
         check_prefix("list", prefix)?;
         let full = format!("{}{prefix}", self.prefix);
         let mut listed = Vec::new();
@@ -244,11 +248,13 @@ impl ObjectStore for S3Store {
                 })
             })
             .await?;
+            let n_before = listed.len();
             for meta in page.result.objects {
                 let Some(key) = meta.location.as_ref().strip_prefix(&self.prefix) else { continue };
                 let Some(etag) = meta.e_tag else { return Err(invalid("list", key, "the store gave no ETag")) };
                 listed.push(Listed { key: key.to_owned(), etag: ETag(etag), size: meta.size });
             }
+            show(&listed[n_before..]);
             page_token = page.page_token;
             if page_token.is_none() {
                 break;

@@ -85,6 +85,9 @@ impl StoreError {
     }
 }
 
+/// Takes one page of a listing.
+pub type ShowPage<'a> = &'a mut (dyn FnMut(&[Listed]) + Send);
+
 /// Linearizable per key. Keys are relative to the configured prefix; adapters retry reads, and writes only with the
 /// same bytes.
 #[async_trait]
@@ -102,6 +105,14 @@ pub trait ObjectStore: Send + Sync {
 
     /// Every object below `prefix`, all pages, in key order; or an error, never a part.
     async fn list(&self, prefix: &str) -> Result<Vec<Listed>, StoreError>;
+
+    /// Like [`list`](Self::list), and shows each page as soon as it is there. What was shown counts for nothing when it
+    /// ends in an error, and may be shown again after one.
+    async fn list_pages(&self, prefix: &str, show: ShowPage<'_>) -> Result<Vec<Listed>, StoreError> {
+        let listed = self.list(prefix).await?;
+        show(&listed);
+        Ok(listed)
+    }
 
     /// The store as a person would name it, without credentials: `s3://bucket at http://…`.
     fn describe(&self) -> String;

@@ -1,6 +1,11 @@
-use std::sync::Arc;
+use std::sync::{Arc, atomic::Ordering::Relaxed};
 
-use nstance_core::{ids::ClusterId, instance::Delete, ports::objects::Condition, time::Timestamp};
+use nstance_core::{
+    ids::ClusterId,
+    instance::Delete,
+    ports::objects::{Condition, ShowPage, StoreFault, Unavailable},
+    time::Timestamp,
+};
 use nstance_rt::entropy::SeededEntropy;
 
 use super::*;
@@ -200,7 +205,7 @@ async fn a_record_deleted_since_the_listing_is_no_error() {
         async fn delete(&self, key: &str) -> Result<(), StoreError> {
             self.0.delete(key).await
         }
-        async fn list(&self, prefix: &str) -> Result<Vec<nstance_core::ports::objects::Listed>, StoreError> {
+        async fn list(&self, prefix: &str) -> Result<Vec<Listed>, StoreError> {
             let listed = self.0.list(prefix).await;
             self.0.delete(&self.1).await?;
             listed
@@ -213,6 +218,69 @@ async fn a_record_deleted_since_the_listing_is_no_error() {
     let late = Late(world.link.clone(), world.key(1));
     let rebuilt = rebuild(&late, None, &shard(), &SeededEntropy::new(1)).await.unwrap();
     assert_eq!((rebuilt.instances.len(), rebuilt.n_listed), (2, 3));
+}
+
+/// Two records to a page. The second page comes only when one of the first has been read.
+struct Paged {
+    inner: Arc<FaultyStore>,
+    was_read: tokio::sync::Notify,
+    /// How many listings break off behind their first page.
+    breaks: std::sync::atomic::AtomicU32,
+}
+
+#[async_trait::async_trait]
+impl ObjectStore for Paged {
+    async fn get(&self, key: &str) -> Result<Object, StoreError> {
+        let object = self.inner.get(key).await;
+        if key.contains("/instance/") {
+            self.was_read.notify_one();
+        }
+        object
+    }
+    async fn get_if_changed(&self, key: &str, etag: &ETag) -> Result<Option<Object>, StoreError> {
+        self.inner.get_if_changed(key, etag).await
+    }
+    async fn put(&self, key: &str, body: Vec<u8>, condition: Condition) -> Result<ETag, StoreError> {
+        self.inner.put(key, body, condition).await
+    }
+    async fn delete(&self, key: &str) -> Result<(), StoreError> {
+        self.inner.delete(key).await
+    }
+    async fn list(&self, prefix: &str) -> Result<Vec<Listed>, StoreError> {
+        self.inner.list(prefix).await
+    }
+    async fn list_pages(&self, prefix: &str, show: ShowPage<'_>) -> Result<Vec<Listed>, StoreError> {
+        let listed = self.inner.list(prefix).await?;
+        let (first, rest) = listed.split_at(2);
+        show(first);
+        let breaks = || self.breaks.fetch_update(Relaxed, Relaxed, |n| n.checked_sub(1)).is_ok();
+        self.was_read.notified().await;
+        if breaks() {
+            // What was named may change before it is named again.
+            self.inner.delete(&first[0].key).await?;
+            let fault = StoreFault::Unavailable(Unavailable::Network);
+            return Err(StoreError::new("list", prefix, fault, "broke off"));
+        }
+        show(rest);
+        Ok(listed)
+    }
+    fn describe(&self) -> String {
+        self.inner.describe()
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn records_are_read_while_others_are_listed() {
+    let world = World::with(6).await;
+    let paged = |breaks: u32| Paged { inner: world.link.clone(), was_read: Default::default(), breaks: breaks.into() };
+    let read = async |paged: Paged| {
+        let limit = std::time::Duration::from_secs(60);
+        let read = async { rebuild(&paged, None, &shard(), &SeededEntropy::new(1)).await.unwrap() };
+        tokio::time::timeout(limit, read).await.expect("the second page waits for a read of the first")
+    };
+    assert_eq!(read(paged(0)).await, world.rebuild(None).await.unwrap());
+    // Of a listing that broke off nothing is kept but what the next one names as well.
+    assert_eq!(read(paged(1)).await.instances.len(), 5);
 }
 
 #[tokio::test(start_paused = true)]
