@@ -3,7 +3,7 @@
 use std::{fs, io, str::FromStr};
 
 use anyhow::{Context, bail};
-use nstance_core::ids::Shard;
+use nstance_core::ids::{InstanceId, Shard};
 use nstance_providers::process::Process;
 use rustix::process::{Pid, PidfdFlags, Signal};
 
@@ -32,6 +32,8 @@ impl FromStr for Target {
             Some(("shard", shard)) => shard.parse().map(Self::Shard).map_err(|_| unknown()),
             Some(("instance" | "agent", id)) => Ok(Self::Instance(id.to_owned())),
             None if text == "s3" || text == records::STORE => Ok(Self::Store),
+            // As `instance list -o name` prints them.
+            None if text.parse::<InstanceId>().is_ok() => Ok(Self::Instance(text.to_owned())),
             _ => Err(unknown()),
         }
     }
@@ -164,6 +166,8 @@ mod tests {
         assert_eq!("shard/dev-1".parse(), Ok(Target::Shard(shape::shard(1))));
         assert_eq!("instance/x".parse(), Ok(Target::Instance("x".into())));
         assert_eq!("s3".parse(), Ok(Target::Store));
+        let id = "tst06bgm7733st2576nx5jht4ecjw";
+        assert_eq!(id.parse(), Ok(Target::Instance(id.into())), "as lists print it");
         for bad in ["moon", "server/x", "server", "shard/"] {
             assert!(bad.parse::<Target>().is_err_and(|it| it.contains("is no target")), "{bad}");
         }
