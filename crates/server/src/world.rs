@@ -70,7 +70,7 @@ pub struct State {
     /// When this term began, by its own clock.
     pub began: Timestamp,
     pub next_stream: u64,
-    /// Registered instances whose agent is not connected, and how many are.
+    /// Registered instances whose agent is not connected, but for those that are over; and how many are connected.
     pub lost: BTreeSet<InstanceId>,
     pub n_connected: usize,
     pub brake_settings: BrakeSettings,
@@ -459,13 +459,17 @@ impl State {
             }
             None => {
                 let interval = self.health_check_interval;
-                let registered = facts.instance().registration.is_some();
-                self.entries.insert(id, Box::new(Entry::new(facts, interval, now)));
-                if registered {
+                let entry = Entry::new(facts, interval, now);
+                if entry.instance().registration.is_some() {
                     self.lost.insert(id);
                 }
+                self.entries.insert(id, Box::new(entry));
                 self.group(&group).count(counts_as_create.then_some(created_at), window, now);
             }
+        }
+        // Whoever counts the lost need not pass by all that ever were.
+        if self.entries.get(&id).is_some_and(|entry| entry.is_over()) {
+            self.lost.remove(&id);
         }
         let it = self.group(&group);
         it.members.insert(id);

@@ -59,6 +59,8 @@ async fn a_dead_machine_is_replaced() {
     let reasons: Vec<_> = shard.site.records().await.into_iter().map(|it| it.reason.as_str()).collect();
     assert_eq!(reasons.iter().filter(|it| **it == "replacement").count(), 1, "{reasons:?}");
     assert!(shard.server.metrics.text().contains("nstance_replacement_start_seconds_count 1"));
+    let is_counted = || shard.server.term().is_some_and(|term| term.world.lock().lost.contains(&dead));
+    wait_until("the dead is not counted among the lost for ever", async || !is_counted()).await;
     shard.site.assert_nothing_leaks().await;
 }
 

@@ -201,7 +201,9 @@ impl Stream {
                 entry.describe.tries = 0;
                 Some(entry.vm_ref())
             };
-            state.lost.insert(instance);
+            if !entry.is_over() {
+                state.lost.insert(instance);
+            }
             (look, leaving)
         };
         term.shared.metrics.agents_connected.dec();

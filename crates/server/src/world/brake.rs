@@ -159,17 +159,14 @@ impl State {
             .lost
             .union(&muted)
             .filter_map(|id| {
-                let entry = self.entries.get(id)?;
-                match entry.health(self, now) {
-                    // Of these it began with their last word, of the others with the loss.
-                    _ if muted.contains(id) && entry.seen == Seen::Running => Some((entry.link.last_seen, *id)),
-                    Health::Lost { .. } | Health::Silent { .. }
-                        if entry.link.stream.is_none() && entry.seen == Seen::Running =>
-                    {
-                        Some((entry.link.lost_at.or(self.agents_since)?, *id))
-                    }
-                    _ => None,
+                let entry = self.entries.get(id).filter(|entry| entry.seen == Seen::Running)?;
+                // Of these it began with their last word, of the others with the loss.
+                if muted.contains(id) {
+                    return Some((entry.link.last_seen, *id));
                 }
+                let is_lost = entry.link.stream.is_none()
+                    && matches!(entry.health(self, now), Health::Lost { .. } | Health::Silent { .. });
+                is_lost.then_some((entry.link.lost_at.or(self.agents_since)?, *id))
             })
             .collect();
         lost.sort_unstable();

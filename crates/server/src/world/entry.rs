@@ -154,6 +154,11 @@ impl Entry {
         self.instance().phase()
     }
 
+    /// Nothing will come of it any more: its record is kept for a while, for people.
+    pub fn is_over(&self) -> bool {
+        matches!(self.phase(), Phase::Deleted | Phase::Failed)
+    }
+
     pub fn vm_ref(&self) -> VmRef {
         let provider = &self.instance().provider;
         VmRef {
