@@ -48,6 +48,12 @@ struct Table<'a> {
 /// A route in the making.
 struct Made(Route);
 
+/// Server-sent events. No type: of the text as a whole it would be a string, and some readers of the document take it
+/// for that of one event.
+fn sse() -> Value {
+    json!({"description": "Events with `event` and `data`, which is JSON, and `id` where one can go on after it"})
+}
+
 fn route(method: Method, path: &'static str, id: &'static str, summary: &'static str, handler: Handler) -> Made {
     let access = Access::Read;
     Made(Route { method, path, id, summary, access, params: Vec::new(), body: None, answers: Vec::new(), handler })
@@ -399,7 +405,7 @@ impl Table<'_> {
                 )
                 .param(Place::Header, "Last-Event-ID", text_up_to(8192), "Go on after this one")
                 .json(200, "What is remembered", past.clone())
-                .answer(200, "", "text/event-stream", json!({"type": "string"}))
+                .answer(200, "", "text/event-stream", sse())
                 .answer(200, "", "application/x-ndjson", json!({"type": "string"}))
                 .json(207, "Of some shards", past)
                 .unchanged(),
@@ -412,7 +418,7 @@ impl Table<'_> {
             ))
             .query("follow", boolean(), "If false, only what there is now")
             .param(Place::Header, "Last-Event-ID", text_up_to(8192), "Go on after this one, if it is still known")
-            .answer(200, "A message per event or line", "text/event-stream", json!({"type": "string"}))
+            .answer(200, "A message per event or line", "text/event-stream", sse())
             .answer(200, "", "application/x-ndjson", json!({"type": "string"})),
         ]
     }
