@@ -249,12 +249,13 @@ pub fn decode_object<T: Record>(key: &str, object: Object) -> Result<Versioned<T
 
 /// The bytes of a record.
 pub fn encode<T: Record>(value: &T, meta: &Meta, extra: &Extra) -> Vec<u8> {
+    let form = value.to_form();
     if extra.is_empty()
-        && let Some(body) = spell::<T>(&value.to_form(), meta)
+        && let Some(body) = spell::<T>(&form, meta)
     {
         return body;
     }
-    let mut json = known(&value.to_form(), meta);
+    let mut json = known(&form, meta);
     extra.add_to(&mut json);
     let json = Value::Object(json);
     if T::BY_HAND { format!("{json:#}\n").into_bytes() } else { json.to_string().into_bytes() }
