@@ -41,6 +41,9 @@ pub(crate) struct LoadArgs {
     /// How often a single agent is lost, or gets its notice
     #[arg(long, value_name = "N", default_value_t = 100)]
     pub(crate) singles: usize,
+    /// How often many agents are lost, or get their notice, at once, at least
+    #[arg(long, value_name = "N", default_value_t = 5)]
+    pub(crate) rounds: usize,
     /// How long reports and idle requests to the store are counted
     #[arg(long = "for", value_name = "DURATION", value_parser = crate::cli::duration, default_value = "20s")]
     pub(crate) watch: Duration,

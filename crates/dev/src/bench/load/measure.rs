@@ -63,8 +63,10 @@ pub(super) async fn run(site: &mut Site, n_agents: usize, args: &LoadArgs) -> an
     for (blow, what, counts) in [(Blow::Loss, "losses", &[1, 10, 100][..]), (Blow::Notice, "notices", &[1, 50])] {
         for at_once in counts.iter().copied().filter(|it| *it == 1 || it * 4 <= n_agents) {
             step(&format!("{what}, {at_once} at once"));
-            // As many samples of each, but for single ones, of which one may want more.
-            let rounds = if at_once == 1 { args.singles } else { args.singles.min(100).div_ceil(at_once).max(3) };
+            let rounds = match at_once {
+                1 => args.singles,
+                many => args.singles.min(100).div_ceil(many).max(args.rounds),
+            };
             let mut times = Vec::new();
             for _ in 0..rounds {
                 times.extend(fleet.strike(blow, at_once, &mut journal, SOME).await.context("replace the lost")?);
