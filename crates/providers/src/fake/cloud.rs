@@ -367,7 +367,7 @@ impl Cloud {
             ip4: made.ip4.clone(),
             nonce: spec.bootstrap.nonce_jwt.clone(),
         };
-        journal.append(&[Line::Made(Box::new(made))]).map_err(unwritten)
+        journal.note(Line::Made(Box::new(made))).map_err(unwritten)
     }
 
     /// `Err` if its host does not answer, `None` if there is none.

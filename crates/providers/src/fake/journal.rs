@@ -7,7 +7,7 @@
 
 use std::{
     fs::{File, OpenOptions},
-    io::{self, Write as _},
+    io::{self, Seek as _, Write as _},
     os::unix::fs::{FileExt as _, OpenOptionsExt as _},
     path::Path,
 };
@@ -84,12 +84,18 @@ impl Journal {
 
     /// Appends lines, all of them by one write.
     pub fn append(&mut self, lines: &[Line]) -> io::Result<()> {
-        let mut bytes = Vec::new();
-        for line in lines {
-            serde_json::to_writer(&mut bytes, line)?;
-            bytes.push(b'\n');
+        self.file.write_all(&written(lines)?)
+    }
+
+    /// Appends a line that is no news to us: we do not read it again, unless somebody else's came before it.
+    pub fn note(&mut self, line: Line) -> io::Result<()> {
+        let bytes = written(&[line])?;
+        self.file.write_all(&bytes)?;
+        let end = self.file.stream_position()?;
+        if end.checked_sub(u64::try_from(bytes.len()).unwrap_or(u64::MAX)) == Some(self.read_to) {
+            self.read_to = end;
         }
-        self.file.write_all(&bytes)
+        Ok(())
     }
 
     /// The lines that were appended since it was last asked, by whomever.
@@ -109,6 +115,15 @@ impl Journal {
     }
 }
 
+fn written(lines: &[Line]) -> io::Result<Vec<u8>> {
+    let mut bytes = Vec::new();
+    for line in lines {
+        serde_json::to_writer(&mut bytes, line)?;
+        bytes.push(b'\n');
+    }
+    Ok(bytes)
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -126,5 +141,21 @@ mod tests {
         theirs.file.write_all(b"\"c\"}\n").unwrap();
         assert_eq!(ours.news().unwrap(), [Line::Gone("c".to_owned())]);
         assert_eq!(theirs.news().unwrap().len(), 3, "each end reads all lines, its own too");
+    }
+    #[test]
+    fn what_one_notes_oneself_is_no_news_but_hides_nobody_elses() {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("journal");
+        let (mut ours, mut theirs) = (Journal::open(&path).unwrap(), Journal::open(&path).unwrap());
+        let gone = |id: &str| Line::Gone(id.to_owned());
+        ours.note(gone("a")).unwrap();
+        assert_eq!(ours.news().unwrap(), []);
+        theirs.append(&[gone("b")]).unwrap();
+        ours.note(gone("c")).unwrap();
+        assert_eq!(ours.news().unwrap(), [gone("b"), gone("c")]);
+        ours.note(gone("d")).unwrap();
+        theirs.append(&[gone("e")]).unwrap();
+        assert_eq!(ours.news().unwrap(), [gone("e")]);
+        assert_eq!(theirs.news().unwrap().len(), 5);
     }
 }
