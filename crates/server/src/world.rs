@@ -101,7 +101,10 @@ pub struct GroupState {
     pub images: BTreeSet<String>,
     pub infra_hash: String,
     pub runtime_hash: String,
+    /// Everybody with a record …
     pub members: BTreeSet<InstanceId>,
+    /// … and those of them who are not over. Where machines come and go, most records are of those who went.
+    pub living: BTreeSet<InstanceId>,
     pub candidates: BTreeMap<InstanceId, Vm>,
     /// Candidates whose adoption or end is under way.
     pub judging: BTreeSet<InstanceId>,
@@ -139,6 +142,7 @@ impl Default for GroupState {
             infra_hash: String::new(),
             runtime_hash: String::new(),
             members: BTreeSet::new(),
+            living: BTreeSet::new(),
             candidates: BTreeMap::new(),
             judging: BTreeSet::new(),
             blocks: BTreeMap::new(),
@@ -300,8 +304,8 @@ impl World {
             }
             it.revision += 1;
             // Their agents are owed other files now; who is owed nothing looks and sleeps on.
-            let members = it.members.clone();
-            for entry in members.iter().filter_map(|id| state.entries.get(id)) {
+            let living = it.living.clone();
+            for entry in living.iter().filter_map(|id| state.entries.get(id)) {
                 entry.delivery.wake();
             }
         }
@@ -327,8 +331,8 @@ impl World {
     pub fn next_look(&self, group: &GroupRef) -> Option<Timestamp> {
         let state = self.lock();
         let now = self.now();
-        let members = &state.groups.get(group)?.members;
-        let entries = || members.iter().filter_map(|id| state.entries.get(id));
+        let living = &state.groups.get(group)?.living;
+        let entries = || living.iter().filter_map(|id| state.entries.get(id));
         // What is due already was planned in this pass, or waits for something that wakes the worker.
         let balances = entries()
             .flat_map(|entry| entry.balancers.values())
@@ -346,7 +350,7 @@ impl World {
         let (now, mono) = (self.now(), self.clock().monotonic());
         let mut state = self.lock();
         let (mut look, mut left) = (Vec::new(), Vec::new());
-        for id in state.groups.get(group).map(|it| &it.members).into_iter().flatten() {
+        for id in state.groups.get(group).map(|it| &it.living).into_iter().flatten() {
             let Some(entry) = state.entries.get(id) else { continue };
             if !entry.describe.in_flight && entry.wants_look(&state, now) {
                 look.push(*id);
@@ -468,11 +472,17 @@ impl State {
             }
         }
         // Whoever counts the lost need not pass by all that ever were.
-        if self.entries.get(&id).is_some_and(|entry| entry.is_over()) {
+        let is_over = self.entries.get(&id).is_some_and(|entry| entry.is_over());
+        if is_over {
             self.lost.remove(&id);
         }
         let it = self.group(&group);
         it.members.insert(id);
+        if is_over {
+            it.living.remove(&id);
+        } else {
+            it.living.insert(id);
+        }
         it.candidates.remove(&id);
         it.revision += 1;
         self.tell_change(id, before.as_ref());
@@ -492,6 +502,7 @@ impl State {
             }
             let it = self.group(&group);
             it.members.remove(&instance);
+            it.living.remove(&instance);
             it.revision += 1;
         }
     }

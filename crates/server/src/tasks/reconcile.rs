@@ -16,8 +16,8 @@ use nstance_core::{
     check::check,
     group::Desired,
     ids::GroupRef,
-    instance::{Health, Phase},
-    plan::{Action, Hold, HoldKind, counts},
+    instance::{CreateReason, Health, Phase},
+    plan::{Action, Hold, HoldKind, Plan, counts},
     snapshot::{InstanceView, Snapshot},
     time::Timestamp,
 };
@@ -41,6 +41,9 @@ const STALLED: Duration = Duration::from_millis(500);
 const PACE: Duration = Duration::from_millis(20);
 /// … and between two hurried ones: of many machines that die together the second to the last are planned together.
 const BREATH: Duration = Duration::from_millis(3);
+
+/// However many hurry, after this time everything else has its turn.
+const LONGEST_HURRY: Duration = Duration::from_millis(250);
 
 /// Wakes a worker.
 #[derive(Default)]
@@ -92,8 +95,18 @@ impl Bell {
 pub async fn work(term: Arc<Term>, group: GroupRef, bell: Arc<Bell>) {
     let token = term.tasks.token().clone();
     let mut hurries = false;
+    // Since when everything else waits for those who hurry.
+    let mut waits: Option<Instant> = None;
     loop {
-        let next = pass(&term, &group, hurries);
+        let patient = waits.is_none_or(|since| since.elapsed() < LONGEST_HURRY);
+        let next = if hurries && patient && hurry(&term, &group) {
+            waits.get_or_insert_with(Instant::now);
+            bell.ring();
+            PACE
+        } else {
+            waits = None;
+            pass(&term, &group)
+        };
         let now = Instant::now();
         hurries = tokio::select! {
             biased;
@@ -104,22 +117,43 @@ pub async fn work(term: Arc<Term>, group: GroupRef, bell: Arc<Bell>) {
     }
 }
 
-/// One pass. Synchronous: effects run beside it, each marked in the world before this returns, so that the next pass
-/// counts them. Answers how long to wait without an event. A hurried one that has something to make leaves everything
-/// else to the next.
-fn pass(term: &Arc<Term>, group: &GroupRef, hurries: bool) -> Duration {
-    let due = term.world.take_due(group);
-    term.observer.look(due.look);
-    health::tell_left(term, group, due.left);
+/// A pass in a hurry: replacements for the dead and the doomed are begun at once, and everything else is left to the
+/// next pass; so are rotations, for which a glance sees too little. Answers whether anything was begun.
+fn hurry(term: &Arc<Term>, group: &GroupRef) -> bool {
+    let (.., mut plan) = decide(term, group, || term.world.glance(group));
+    plan.actions.retain(|planned| matches!(planned.action, Action::Create { reason: CreateReason::Replacement }));
+    if plan.actions.is_empty() || !term.guard.is_open() {
+        return false;
+    }
+    for planned in plan.actions {
+        exec::start(term, planned);
+    }
+    // Watchers are told who is ill before it goes.
+    watch::passed(term, group);
+    true
+}
+
+/// Looks and plans.
+fn decide(term: &Term, group: &GroupRef, look: impl FnOnce() -> (Snapshot, Timestamp)) -> (Snapshot, Timestamp, Plan) {
     let started = term.world.clock().monotonic();
-    let (snapshot, now) = term.world.snapshot(Some(group));
-    let mut plan = (term.shared.planner)(&snapshot, now);
+    let (snapshot, now) = look();
+    let plan = (term.shared.planner)(&snapshot, now);
     for violation in check(&snapshot, &plan, now) {
         // The checker is a second opinion: it is told, not obeyed, for either of the two may be wrong.
         term.shared.metrics.plan_violations.inc();
         tracing::error!(%group, ?violation, "plan breaks an invariant, please report this");
     }
     term.shared.metrics.plan_seconds.observe(term.world.clock().monotonic().since(started).as_secs_f64());
+    (snapshot, now, plan)
+}
+
+/// One whole pass. Synchronous: effects run beside it, each marked in the world before this returns, so that the next
+/// pass counts them. Answers how long to wait without an event.
+fn pass(term: &Arc<Term>, group: &GroupRef) -> Duration {
+    let due = term.world.take_due(group);
+    term.observer.look(due.look);
+    health::tell_left(term, group, due.left);
+    let (snapshot, now, mut plan) = decide(term, group, || term.world.snapshot(Some(group)));
     // Without the lease nothing would be let through; beginning it all the same only makes noise, and intents that
     // never were. Whoever renews the lease wakes us.
     let stalled = !term.guard.is_open();
@@ -140,10 +174,6 @@ fn pass(term: &Arc<Term>, group: &GroupRef, hurries: bool) -> Duration {
     }
     // Watchers are told who is ill before it goes.
     watch::passed(term, group);
-    if hurries && creates {
-        term.wake(group);
-        return PACE;
-    }
     // People are told once the effects are on their way.
     tell_holds(term, group, &plan.holds);
     tell_silence(term, group, &snapshot);

@@ -107,15 +107,15 @@ impl State {
     /// Whether one in these groups is silent, on a stream that still looks open or without one, and was not counted.
     fn has_uncounted(&self, concerned: &[GroupRef], now: Timestamp) -> bool {
         let counted = &self.brake_memory.counted.lost;
-        self.members_of(concerned).any(|id| !counted.contains(id) && self.is_silent(*id, now))
+        self.living_of(concerned).any(|id| !counted.contains(id) && self.is_silent(*id, now))
     }
 
     fn is_silent(&self, id: InstanceId, now: Timestamp) -> bool {
         self.entries.get(&id).is_some_and(|entry| matches!(entry.health(self, now), Health::Silent { .. }))
     }
 
-    fn members_of<'a>(&'a self, groups: &'a [GroupRef]) -> impl Iterator<Item = &'a InstanceId> {
-        groups.iter().filter_map(|group| self.groups.get(group)).flat_map(|it| &it.members)
+    fn living_of<'a>(&'a self, groups: &'a [GroupRef]) -> impl Iterator<Item = &'a InstanceId> {
+        groups.iter().filter_map(|group| self.groups.get(group)).flat_map(|it| &it.living)
     }
 
     /// Agents whose report is overdue on a stream that still looks open: a network that swallows packets does not end it
@@ -124,8 +124,8 @@ impl State {
     fn muted(&self, concerned: &[GroupRef], now: Timestamp) -> BTreeSet<InstanceId> {
         let is_mute =
             |entry: &Entry| entry.link.stream.is_some() && matches!(entry.health(self, now), Health::Silent { .. });
-        let mut members = self.members_of(concerned).filter_map(|id| self.entries.get(id));
-        if !self.brake_memory.counted.muted && !members.any(|entry| is_mute(entry)) {
+        let mut living = self.living_of(concerned).filter_map(|id| self.entries.get(id));
+        if !self.brake_memory.counted.muted && !living.any(|entry| is_mute(entry)) {
             return BTreeSet::new();
         }
         let is_overdue = |entry: &Entry| {
@@ -147,7 +147,7 @@ impl State {
         if memory.wave.is_empty() {
             return Brake::default();
         }
-        let held: BTreeSet<_> = self.members_of(concerned).filter(|id| memory.wave.contains(id)).copied().collect();
+        let held: BTreeSet<_> = self.living_of(concerned).filter(|id| memory.wave.contains(id)).copied().collect();
         let released = memory.released.intersection(&held).copied().collect();
         Brake { held, released, since: memory.since }
     }

@@ -208,7 +208,7 @@ impl State {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use nstance_core::{
         ids::{Epoch, uuid_v7},
         instance::{Addresses, CreateFailure, Delete, Drain, NonceFact, ProviderFact, Registration},
@@ -225,7 +225,7 @@ mod tests {
     }
 
     /// Made for a rotation, nothing heard of it yet.
-    fn made(seconds: u64) -> Instance {
+    pub(in crate::world) fn made(seconds: u64) -> Instance {
         Instance {
             id: id(seconds),
             group: GroupRef::new("default".parse().unwrap(), "web".parse().unwrap()),
@@ -258,12 +258,12 @@ mod tests {
         }
     }
 
-    fn refused(seconds: u64, class: ErrorClass) -> Instance {
+    pub(in crate::world) fn refused(seconds: u64, class: ErrorClass) -> Instance {
         let failure = CreateFailure { at: at(seconds), class: class.as_str().to_owned(), message: String::new() };
         Instance { create_failure: Some(failure), ..made(seconds) }
     }
 
-    fn deleted(it: Instance, reason: &str, seconds: u64) -> Instance {
+    pub(in crate::world) fn deleted(it: Instance, reason: &str, seconds: u64) -> Instance {
         let delete = Delete {
             reason: reason.to_owned(),
             by: String::new(),

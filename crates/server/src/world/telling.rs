@@ -40,8 +40,8 @@ impl State {
 
     /// Notes who of a group is ill, and who is well again.
     pub fn judge_health(&mut self, group: &GroupRef, now: Timestamp) {
-        let Some(members) = self.groups.get(group).map(|it| &it.members) else { return };
-        let judged: Vec<_> = members
+        let Some(living) = self.groups.get(group).map(|it| &it.living) else { return };
+        let judged: Vec<_> = living
             .iter()
             .filter_map(|id| {
                 let entry = self.entries.get(id)?;

@@ -1,6 +1,9 @@
 //! From memory to the planner's snapshot: pure reading, no decision.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use nstance_core::{
     group::Desired,
@@ -24,29 +27,53 @@ impl World {
             Some(group) => vec![group.clone()],
             None => state.groups.keys().cloned().collect(),
         };
-        let brake = state.brake(&concerned, now);
         for group in &concerned {
             state.remember_failures(group, now);
         }
-        let groups = state
-            .groups
-            .iter()
-            .filter(|(group, _)| only.is_none_or(|only| only == *group))
-            .map(|(group, it)| (group.clone(), group_view(&state, group, it, now)))
-            .collect();
-        let shard = ShardView {
-            complete: state.complete,
-            provider: state.provider.clone(),
-            brake,
-            settings: state.settings.clone(),
-        };
-        (Snapshot { shard, groups }, now)
+        (state.view(concerned, now, |it| &it.members), now)
+    }
+
+    /// The snapshot of one group for somebody in a hurry: without those who are over, and with failures as they were
+    /// known at the last whole one. It says the same of members that are missing, and too little of rotations.
+    pub fn glance(&self, group: &GroupRef) -> (Snapshot, Timestamp) {
+        let now = self.now();
+        (self.lock().view(vec![group.clone()], now, |it| &it.living), now)
     }
 }
 
-fn group_view(state: &State, group: &GroupRef, it: &GroupState, now: Timestamp) -> GroupView {
+impl State {
+    fn view(
+        &mut self,
+        concerned: Vec<GroupRef>,
+        now: Timestamp,
+        whom: impl Fn(&GroupState) -> &BTreeSet<InstanceId>,
+    ) -> Snapshot {
+        let brake = self.brake(&concerned, now);
+        let view = |group: GroupRef| {
+            let it = self.groups.get(&group)?;
+            let view = group_view(self, &group, it, whom(it), now);
+            Some((group, view))
+        };
+        let groups = concerned.into_iter().filter_map(view).collect();
+        let shard = ShardView {
+            complete: self.complete,
+            provider: self.provider.clone(),
+            brake,
+            settings: self.settings.clone(),
+        };
+        Snapshot { shard, groups }
+    }
+}
+
+fn group_view(
+    state: &State,
+    group: &GroupRef,
+    it: &GroupState,
+    whom: &BTreeSet<InstanceId>,
+    now: Timestamp,
+) -> GroupView {
     let instances: BTreeMap<InstanceId, InstanceView> =
-        it.members.iter().filter_map(|id| Some((*id, instance_view(state, state.entries.get(id)?, now)))).collect();
+        whom.iter().filter_map(|id| Some((*id, instance_view(state, state.entries.get(id)?, now)))).collect();
     GroupView {
         desired: it.desired,
         infra_hash: it.infra_hash.clone(),
@@ -158,5 +185,44 @@ fn instance_view(state: &State, entry: &Entry, now: Timestamp) -> InstanceView {
         load_balancers: entry.balancers.iter().map(|(lb, known)| (lb.clone(), known.state)).collect(),
         busy: entry.busy,
         next_attempt_at: entry.next_attempt_at,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use nstance_core::ports::provider::ErrorClass;
+    use nstance_rt::clock::SystemClock;
+
+    use super::{
+        super::{
+            Facts,
+            failures::tests::{deleted, made, refused},
+        },
+        *,
+    };
+    use crate::term_clock::TermClock;
+
+    #[test]
+    fn a_glance_leaves_out_who_is_over_and_nobody_else() {
+        let example = include_str!("../../../../examples/config-tmux.jsonc");
+        let config = nstance_config::load("example", example.as_bytes(), &nstance_config::Checks::offline_any());
+        let world = World::new(TermClock::start(Arc::new(SystemClock)), &config.config.unwrap().server);
+        let (pending, leaving) = (made(1), made(2));
+        let group = pending.group.clone();
+        let now = world.now();
+        for instance in [pending.clone(), leaving.clone(), refused(3, ErrorClass::Quota), made(4)] {
+            world.lock().insert(Facts::Intent(instance), now);
+        }
+        let ids = |(snapshot, _): (Snapshot, Timestamp)| snapshot.groups[&group].instances.len();
+        assert_eq!((ids(world.glance(&group)), ids(world.snapshot(Some(&group)))), (3, 4));
+        world.lock().insert(Facts::Intent(deleted(leaving.clone(), "requested", 5)), now);
+        assert_eq!((ids(world.glance(&group)), ids(world.snapshot(Some(&group)))), (2, 4));
+        world.lock().remove(pending.id);
+        world.lock().remove(leaving.id);
+        assert_eq!((ids(world.glance(&group)), ids(world.snapshot(Some(&group)))), (1, 2));
+        let unknown = GroupRef::new("default".parse().unwrap(), "none".parse().unwrap());
+        assert!(world.glance(&unknown).0.groups.is_empty());
     }
 }
