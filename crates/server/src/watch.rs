@@ -4,7 +4,7 @@
 //! caller's tenant only. Nobody ever waits for a watcher: what a stream has not taken yet is held in a bounded
 //! [`Pending`], and a stream that takes nothing for too long is cut, alone. All of it ends with the term.
 //!
-//! Locks are taken in this order: the world, a registry, a slot.
+//! Locks are taken in this order: the turn of the groups, the world, a registry, a slot.
 
 mod errors;
 mod groups;

@@ -69,9 +69,11 @@ fn is_wanted(request: &v1::WatchEventsRequest, event: &Event) -> bool {
 
 /// All groups of a tenant, and a token from which a watch goes on without a gap.
 pub fn list_groups(term: &Term, tenant: &Tenant) -> (Vec<v1::GroupStatus>, String) {
-    // Before the look: what changes meanwhile is told again rather than never.
-    let token = term.watches.groups.token(tenant);
-    let groups = status::groups(term, tenant);
-    term.watches.group_memory.show(&groups);
-    (groups, token)
+    term.watches.group_memory.in_turn(|| {
+        // Before the look: what changes meanwhile is told again rather than never.
+        let token = term.watches.groups.token(tenant);
+        let groups = status::groups(term, tenant);
+        term.watches.group_memory.show(&groups);
+        (groups, token)
+    })
 }

@@ -56,10 +56,12 @@ fn pass(term: &Arc<Term>) -> Option<Duration> {
     let now = term.world.clock().monotonic();
     let (due, next) = watches.group_memory.due(|tenant| watches.groups.is_watched(tenant), now);
     for group in due {
-        let status = status::listed_group(term, &group);
-        if let Some(event) = watches.group_memory.tell(&group, status, now) {
-            watches.groups.publish(&group.tenant, || Arc::new(event));
-        }
+        watches.group_memory.in_turn(|| {
+            let status = status::listed_group(term, &group);
+            if let Some(event) = watches.group_memory.tell(&group, status, now) {
+                watches.groups.publish(&group.tenant, || Arc::new(event));
+            }
+        });
     }
     let folded = watches.errors.unfold();
     let n_cut = watches.cut_slow();

@@ -25,6 +25,7 @@ const PACE: Duration = Duration::from_millis(250);
 pub struct GroupMemory {
     state: Mutex<Memory>,
     changed: Notify,
+    turn: Mutex<()>,
 }
 
 #[derive(Default)]
@@ -43,6 +44,13 @@ struct Told {
 impl GroupMemory {
     fn lock(&self) -> MutexGuard<'_, Memory> {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Looks at groups and tells or shows what is seen, one at a time. So what is told after a token was given was also
+    /// looked at after it: whoever was shown a list is never told something older than it. Comes before all other locks.
+    pub fn in_turn<T>(&self, look_and_tell: impl FnOnce() -> T) -> T {
+        let _turn = self.turn.lock().unwrap_or_else(PoisonError::into_inner);
+        look_and_tell()
     }
 
     /// Something happened in a group.
@@ -135,10 +143,12 @@ pub fn snapshot(term: Arc<Term>, tenant: Tenant) -> Chunks<GroupKind> {
         if std::mem::replace(&mut told, true) {
             return None;
         }
-        let groups = status::groups(&term, &tenant);
-        term.watches.group_memory.show(&groups);
+        let (groups, resume_token) = term.watches.group_memory.in_turn(|| {
+            let groups = status::groups(&term, &tenant);
+            term.watches.group_memory.show(&groups);
+            (groups, term.watches.groups.token_of(&tenant, slot))
+        });
         let mut events: Vec<_> = groups.into_iter().map(|group| event(Type::Upsert, Some(group), true)).collect();
-        let resume_token = term.watches.groups.token_of(&tenant, slot);
         events.push(v1::GroupEvent { resume_token, ..event(Type::SnapshotEnd, None, true) });
         Some(events)
     })
@@ -146,6 +156,8 @@ pub fn snapshot(term: Arc<Term>, tenant: Tenant) -> Chunks<GroupKind> {
 
 #[cfg(test)]
 mod tests {
+    use std::sync::atomic::{AtomicI32, Ordering};
+
     use super::*;
 
     fn web(actual_size: i32) -> v1::GroupStatus {
@@ -217,5 +229,28 @@ mod tests {
         let end = memory.tell(&group(), None, at(0)).unwrap();
         assert_eq!((end.r#type(), end.group.unwrap()), (Type::Delete, web(0)));
         assert!(memory.tell(&group(), None, at(500)).is_none());
+    }
+
+    #[test]
+    fn whoever_was_shown_a_list_is_told_nothing_older() {
+        let (memory, world, log) = (GroupMemory::default(), AtomicI32::new(0), Mutex::new(Vec::new()));
+        let lists = std::thread::scope(|scope| {
+            scope.spawn(|| (0..20_000).for_each(|n| world.store(n, Ordering::SeqCst)));
+            scope.spawn(|| {
+                for _ in 0..2000 {
+                    memory.in_turn(|| {
+                        let seen = world.load(Ordering::SeqCst);
+                        std::thread::yield_now();
+                        log.lock().unwrap().push(seen);
+                    });
+                }
+            });
+            let list = || memory.in_turn(|| (log.lock().unwrap().len(), world.load(Ordering::SeqCst)));
+            (0..2000).map(|_| list()).collect::<Vec<(usize, i32)>>()
+        });
+        let log = log.into_inner().unwrap();
+        for (token, seen) in lists {
+            assert!(log[..token].iter().all(|told| *told <= seen) && log[token..].iter().all(|told| seen <= *told));
+        }
     }
 }
