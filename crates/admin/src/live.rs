@@ -7,17 +7,20 @@ mod board;
 mod follow;
 mod journal;
 mod position;
+mod reach;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nstance_core::{ports::clock::Clock, time::Timestamp};
-use nstance_proto::v1::Event;
+use nstance_proto::v1::{Event, GroupStatus};
 use nstance_rt::tasks::Tasks;
 use tokio::sync::{broadcast, watch};
 
 use self::board::Board;
+#[cfg(test)]
+pub(crate) use self::board::FRESH;
 pub(crate) use self::{
-    board::{News, Picture, Seen, gap},
+    board::{Asked, Begun, News, Picture, Seen, gap},
     journal::{Behind, Delta, Entry},
     position::Position,
 };
@@ -48,6 +51,21 @@ pub(crate) enum Opening {
     Resumed,
     /// Everything, and after which number it goes on.
     Fresh(Vec<Seen>, u64),
+}
+
+/// A change on its way. Its end counts, whatever became of it: it may have happened.
+pub(crate) struct Writing {
+    live: Arc<Live>,
+    places: Vec<usize>,
+}
+
+impl Drop for Writing {
+    fn drop(&mut self) {
+        let mut board = self.live.board();
+        for at in &self.places {
+            board.wrote(*at);
+        }
+    }
 }
 
 pub(crate) struct Live {
@@ -98,6 +116,50 @@ impl Live {
             let _ = self.told.send(Arc::new(Told { shard: shard.clone(), event }));
         }
         self.newest.send_if_modified(|it| std::mem::replace(it, number.max(*it)) < number);
+    }
+
+    fn writes(&self, at: usize) -> u64 {
+        self.board().writes(at)
+    }
+
+    /// Something is about to be changed at these shards. Until the picture of one is known to include it, it is asked.
+    pub(crate) fn writing(self: &Arc<Self>, shards: &Shards) -> Writing {
+        let is_one = |name: &String| shards.targets().iter().any(|it| it.shard == *name);
+        let places = self.names.iter().enumerate().filter(|(_, name)| is_one(name)).map(|(at, _)| at).collect();
+        Writing { live: self.clone(), places }
+    }
+
+    /// To be called before a shard is asked for what its picture is to be completed with.
+    pub(crate) fn asking(&self, shard: &str) -> Option<Asked> {
+        self.board().asked(shard)
+    }
+
+    /// Takes a list of groups that was asked for.
+    pub(crate) fn listed(&self, asked: Option<Asked>, groups: &[GroupStatus], token: &str) {
+        let (Some(asked), Some(token)) = (asked, Position::parse(token)) else { return };
+        let number = {
+            let mut board = self.board();
+            board.listed(asked, groups, token);
+            board.journal.last()
+        };
+        self.newest.send_if_modified(|it| std::mem::replace(it, number.max(*it)) < number);
+    }
+
+    /// Takes the token of a list of instances that was asked for.
+    pub(crate) fn listed_instances(&self, asked: Option<Asked>, token: &str) {
+        if let (Some(asked), Some(token)) = (asked, Position::parse(token)) {
+            self.board().listed_instances(asked, token);
+        }
+    }
+
+    /// A shard's groups, and when it was last heard of. Nothing if the shard itself must be asked.
+    pub(crate) fn groups(&self, shard: &str) -> Option<(Timestamp, Vec<Arc<GroupStatus>>)> {
+        self.board().groups(shard, self.clock.now())
+    }
+
+    /// How many instances a shard has, in the same way.
+    pub(crate) fn n_instances(&self, shard: &str) -> Option<(Timestamp, usize)> {
+        self.board().n_instances(shard, self.clock.now())
     }
 
     fn position(&self, at: usize) -> Option<Position> {

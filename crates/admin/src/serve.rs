@@ -9,6 +9,7 @@ mod handle;
 mod listen;
 mod metrics;
 mod openapi;
+mod recall;
 mod reply;
 mod route;
 mod routes;

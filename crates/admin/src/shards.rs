@@ -178,6 +178,13 @@ impl Shards {
         Ok(Self { targets, ..self.clone() })
     }
 
+    /// All but these.
+    #[must_use]
+    pub fn without(&self, is_one: impl Fn(&str) -> bool) -> Self {
+        let targets = self.targets.iter().filter(|it| !is_one(&it.shard)).cloned().collect();
+        Self { targets, ..self.clone() }
+    }
+
     /// Opens a connection of the caller's own to one shard's leader.
     pub async fn dial(&self, target: &Target) -> Result<Client, ShardError> {
         dial::connect(target, &self.identity).await

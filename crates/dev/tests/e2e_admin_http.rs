@@ -182,6 +182,7 @@ fn the_http_api_is_as_its_document_says() {
         assert_eq!(status, 200);
         (env, served, Arc::new(Document(document)))
     });
+    runtime.block_on(who_writes_reads_it(&served));
     runtime.block_on(configs_are_refreshed(&env, &served));
     runtime.block_on(a_group_lives_and_goes(&served));
     runtime.block_on(events_go_on_where_a_reader_was(&served));
@@ -266,6 +267,47 @@ async fn configs_are_refreshed(env: &Env, served: &Served) {
     let is_audit =
         |it: &str| it.contains("audit") && it.contains("refresh-of-the-test") && it.contains("config_refresh");
     served.until_logged(|log| log.lines().filter(|it| is_audit(it)).count() == 5).await;
+}
+
+/// Whatever is read after a change has the change in it, be it from the shard or from memory, while streams are behind.
+async fn who_writes_reads_it(served: &Served) {
+    let path = "/api/v1/groups/own?shard=dev-1";
+    for round in 0..30 {
+        let greeting = round.to_string();
+        let body = json!({"template": "tst", "size": 0, "vars": {"Greeting": greeting}});
+        let (status, made) = served.send(Method::PUT, path, body).await;
+        assert!(matches!(status, 200 | 201), "{made}");
+        for _ in 0..3 {
+            let (status, read) = served.get(path).await;
+            assert_eq!((status, &read["groups"][0]["vars"]["Greeting"]), (200, &json!(greeting)), "{read}");
+            assert!(read["as_of"]["dev-1"].is_string(), "{read}");
+        }
+    }
+    assert_eq!(served.send(Method::DELETE, path, json!({})).await.0, 202);
+    for _ in 0..3 {
+        let (status, read) = served.get(path).await;
+        assert_eq!(status, 404, "{read}");
+    }
+    let count = async || {
+        let (_, read) = served.get("/api/v1/shards?shard=dev-1").await;
+        read["shards"][0]["instances"].as_u64().unwrap()
+    };
+    let before = count().await;
+    for n in 1..4 {
+        let body = json!({"group": "test", "request_id": format!("own-{n}")});
+        let (status, made) = served.send(Method::POST, "/api/v1/instances?shard=dev-1", body).await;
+        assert_eq!(status, 202, "{made}");
+        assert_eq!((count().await, count().await), (before + n, before + n));
+        let id = made["instance"]["instance_id"].as_str().unwrap();
+        let (_, listed) = served.get("/api/v1/instances?shard=dev-1&on_demand=true").await;
+        assert!(listed["instances"].as_array().unwrap().iter().any(|it| it["instance_id"] == id), "{listed}");
+    }
+    let (_, listed) = served.get("/api/v1/instances?shard=dev-1&on_demand=true").await;
+    for it in listed["instances"].as_array().unwrap() {
+        let id = it["instance_id"].as_str().unwrap();
+        served.send(Method::DELETE, &format!("/api/v1/instances/{id}?now=true"), json!({})).await;
+    }
+    served.until("/api/v1/shards?shard=dev-1", |it| it["shards"][0]["instances"] == before).await;
 }
 
 async fn a_group_lives_and_goes(served: &Served) {
@@ -402,7 +444,12 @@ async fn a_shard_that_stands_still_is_lost_until_it_goes_on(env: &Env, served: &
     let mut stream = Reading::open(served, "/api/v1/stream", None).await;
     stream.until("all there is", is("ready")).await;
     let server = env.recorded("server-2").unwrap();
+    // With this all that was changed before is in memory.
+    assert_eq!(served.get("/api/v1/groups").await.0, 200);
     e2e_common::signal(&server, Signal::STOP);
+    let (status, known) = served.get("/api/v1/groups?shard=dev-2").await;
+    assert_eq!(status, 200, "nobody but memory answers: {known}");
+    assert!(known["as_of"]["dev-2"].is_string() && !known["groups"].as_array().unwrap().is_empty(), "{known}");
     let told = stream.until("dev-2 is lost", is("lost")).await;
     assert_eq!(told.last().unwrap()["shard"], "dev-2");
     let pulse = stream.until("the other one goes on", is("pulse")).await.pop().unwrap();

@@ -5,13 +5,14 @@ use std::time::Instant;
 use clap::Args;
 use nstance_proto::v1::{ConfigStatusResponse, ListInstancesRequest};
 use serde_json::{Value, json};
+use tonic::Status;
 
 use crate::{
     args::{Context, ShardArgs},
     exit::Exit,
     failure::Failure,
     output::{Shown, Table},
-    shards::Answers,
+    shards::{Answers, Client},
     view,
 };
 
@@ -36,12 +37,16 @@ pub async fn run(context: &Context, args: ShardsArgs) -> Result<Exit, Failure> {
     Ok(Exit::of_shards(answers.ok.len(), &answers.errors))
 }
 
-/// One shard, with the time that its leader took for the first answer.
-pub async fn look(mut client: crate::shards::Client) -> Result<Seen, tonic::Status> {
+/// Which config a shard has, with the time in milliseconds that its leader took for the answer.
+pub async fn timed(client: &mut Client) -> Result<(ConfigStatusResponse, f64), Status> {
     #[expect(clippy::disallowed_methods, reason = "a time that is shown, and nothing is decided by it")]
     let asked = Instant::now();
     let config = client.config().await?;
-    let latency_ms = asked.elapsed().as_secs_f64() * 1000.0;
+    Ok((config, asked.elapsed().as_secs_f64() * 1000.0))
+}
+
+async fn look(mut client: Client) -> Result<Seen, Status> {
+    let (config, latency_ms) = timed(&mut client).await?;
     let n_groups = client.groups().await?.len();
     let n_instances = client.instances(ListInstancesRequest::default()).await?.len();
     Ok(Seen { config, n_groups, n_instances, latency_ms })

@@ -1,8 +1,9 @@
 //! What is known of every shard, and what each piece of news changes of it. Pure: time and news are given.
 
 use std::{
-    collections::{BTreeMap, VecDeque},
+    collections::{BTreeMap, BTreeSet, VecDeque},
     sync::Arc,
+    time::Duration,
 };
 
 use nstance_core::time::Timestamp;
@@ -13,11 +14,14 @@ use tonic::Code;
 use super::{
     journal::{Delta, Journal},
     position::Position,
+    reach::Reach,
 };
 use crate::shards::ShardError;
 
 /// As many events as a leader remembers itself.
 const MAX_PAST: usize = 4096;
+/// A shard is heard of every few seconds. What is older than this is not shown in place of an answer of its own.
+pub(crate) const FRESH: Duration = Duration::from_secs(10);
 /// Events that come with what is shown of a shard.
 const MAX_RECENT: usize = 100;
 
@@ -57,15 +61,33 @@ impl Seen {
 #[derive(Debug)]
 pub(crate) enum News {
     /// All of it. What comes afterwards changes it.
-    Whole(Box<Picture>),
+    Whole(Box<Picture>, Begun),
     Status(Box<ConfigStatusResponse>),
-    Group(Box<GroupStatus>),
-    GroupGone(String),
-    Instance(Box<InstanceStatusResponse>),
+    /// With its place in the stream of groups.
+    Group(Box<GroupStatus>, Option<Position>),
+    GroupGone(String, Option<Position>),
+    /// With its place in the stream of instances.
+    Instance(Box<InstanceStatusResponse>, Option<Position>),
     Event(Box<Event>),
     /// It answers, and has nothing to say.
     Alive,
     Lost(ShardError),
+}
+
+/// Where a whole picture comes from.
+#[derive(Debug, Clone, Copy, Default)]
+pub(crate) struct Begun {
+    /// Changes through this process that were answered before it was begun.
+    pub(crate) writes: u64,
+    /// Where the stream of instances goes on.
+    pub(crate) instances_at: Option<Position>,
+}
+
+/// A question to a shard whose answer may complete its picture.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Asked {
+    pub(super) at: usize,
+    pub(super) writes: u64,
 }
 
 struct Shard {
@@ -74,6 +96,7 @@ struct Shard {
     heard_at: Option<Timestamp>,
     picture: Option<Arc<Picture>>,
     past: VecDeque<Arc<Event>>,
+    reach: Reach,
 }
 
 pub(super) struct Board {
@@ -89,6 +112,7 @@ impl Board {
             heard_at: None,
             picture: None,
             past: VecDeque::new(),
+            reach: Reach::default(),
         };
         Self { shards: names.into_iter().map(shard).collect(), journal: Journal::default() }
     }
@@ -107,8 +131,9 @@ impl Board {
                 shard.lost = Some(error.clone());
                 (!same).then_some(Delta::Lost(error))
             }
-            News::Whole(picture) => {
+            News::Whole(picture, begun) => {
                 shard.lost = None;
+                shard.reach.whole(begun.writes, begun.instances_at);
                 shard.picture = Some(Arc::new(*picture));
                 Some(Delta::Snapshot(Box::new(shard.seen())))
             }
@@ -117,16 +142,10 @@ impl Board {
                 shard.picture().status = status.clone();
                 Some(Delta::Status(status))
             }
-            News::Group(group) => {
-                let group = Arc::new(*group);
-                shard.picture().groups.insert(group.key.clone(), group.clone());
-                Some(Delta::Group(group))
-            }
-            News::GroupGone(key) => {
-                shard.picture().groups.remove(&key);
-                Some(Delta::GroupGone(key))
-            }
-            News::Instance(instance) => {
+            News::Group(group, place) => shard.reach.group(&group.key, place).then(|| shard.group(Arc::new(*group))),
+            News::GroupGone(key, place) => shard.reach.group(&key, place).then(|| shard.group_gone(key)),
+            News::Instance(instance, place) => {
+                shard.reach.instance(place);
                 let instance = Arc::new(*instance);
                 let instances = &mut shard.picture().instances;
                 if instance.status == "deleted" {
@@ -156,6 +175,64 @@ impl Board {
         self.shards.iter().map(Shard::seen).collect()
     }
 
+    /// Something was changed at a shard through this process, or may have been.
+    pub(super) fn wrote(&mut self, at: usize) {
+        if let Some(shard) = self.shards.get_mut(at) {
+            shard.reach.wrote();
+        }
+    }
+
+    pub(super) fn writes(&self, at: usize) -> u64 {
+        self.shards.get(at).map_or(0, |it| it.reach.writes())
+    }
+
+    pub(super) fn asked(&self, shard: &str) -> Option<Asked> {
+        let at = self.shards.iter().position(|it| *it.name == *shard)?;
+        Some(Asked { at, writes: self.writes(at) })
+    }
+
+    /// Takes a list of groups, and the token it came with.
+    pub(super) fn listed(&mut self, asked: Asked, groups: &[GroupStatus], token: Position) {
+        let Some(shard) = self.shards.get_mut(asked.at).filter(|it| it.is_told(token)) else { return };
+        if !shard.reach.is_of_use(asked.writes) {
+            return;
+        }
+        let (reach, picture) = (&shard.reach, shard.picture.as_deref());
+        let known = |key: &str| picture.and_then(|it| it.groups.get(key)).map(AsRef::as_ref);
+        let changed = groups.iter().filter(|it| !reach.is_newer(&it.key, token) && known(&it.key) != Some(it));
+        let changed: Vec<_> = changed.cloned().map(Arc::new).collect();
+        let listed: BTreeSet<&str> = groups.iter().map(|it| it.key.as_str()).collect();
+        let is_gone = |key: &&String| !listed.contains(key.as_str()) && !reach.is_newer(key, token);
+        let gone: Vec<_> = picture.iter().flat_map(|it| it.groups.keys()).filter(is_gone).cloned().collect();
+        let mut deltas: Vec<Delta> = changed.into_iter().map(|it| shard.group(it)).collect();
+        deltas.extend(gone.into_iter().map(|key| shard.group_gone(key)));
+        shard.reach.listed(asked.writes, token);
+        for delta in deltas {
+            self.journal.push(&shard.name, shard.heard_at, delta);
+        }
+    }
+
+    /// Takes the token of a list of instances.
+    pub(super) fn listed_instances(&mut self, asked: Asked, token: Position) {
+        if let Some(shard) = self.shards.get_mut(asked.at).filter(|it| it.is_told(token)) {
+            shard.reach.await_instances(asked.writes, token);
+        }
+    }
+
+    /// A shard's groups, and when it was last heard of, if that is as good as asking it.
+    pub(super) fn groups(&self, shard: &str, now: Timestamp) -> Option<(Timestamp, Vec<Arc<GroupStatus>>)> {
+        let shard = self.shards.iter().find(|it| *it.name == *shard)?;
+        let (at, picture) = shard.current(now).filter(|_| shard.reach.has_groups())?;
+        Some((at, picture.groups.values().cloned().collect()))
+    }
+
+    /// How many instances a shard has, in the same way.
+    pub(super) fn n_instances(&self, shard: &str, now: Timestamp) -> Option<(Timestamp, usize)> {
+        let shard = self.shards.iter().find(|it| *it.name == *shard)?;
+        let (at, picture) = shard.current(now).filter(|_| shard.reach.has_instances())?;
+        Some((at, picture.instances.len()))
+    }
+
     /// Everything that is remembered of a shard's events.
     pub(super) fn past(&self, shard: &str) -> Vec<Arc<Event>> {
         let found = self.shards.iter().find(|it| *it.name == *shard);
@@ -178,6 +255,27 @@ impl Shard {
             picture: self.picture.clone(),
             events: self.past.iter().skip(skipped).cloned().collect(),
         }
+    }
+
+    /// What it is like, if its streams are open and it was heard of lately.
+    fn current(&self, now: Timestamp) -> Option<(Timestamp, &Picture)> {
+        let at = self.heard_at.filter(|at| self.lost.is_none() && now.since(*at) < FRESH)?;
+        Some((at, self.picture.as_deref()?))
+    }
+
+    /// Whether its streams are those that a token belongs to.
+    fn is_told(&self, token: Position) -> bool {
+        self.lost.is_none() && self.picture.as_ref().is_some_and(|it| it.status.epoch == token.epoch())
+    }
+
+    fn group(&mut self, group: Arc<GroupStatus>) -> Delta {
+        self.picture().groups.insert(group.key.clone(), group.clone());
+        Delta::Group(group)
+    }
+
+    fn group_gone(&mut self, key: String) -> Delta {
+        self.picture().groups.remove(&key);
+        Delta::GroupGone(key)
     }
 
     /// To be changed. It is copied only if somebody still reads it as it was.

@@ -9,7 +9,7 @@ use nstance_rt::{backoff::Backoff, entropy::SystemEntropy};
 use tokio::time::{MissedTickBehavior, interval, timeout};
 use tonic::{Code, Status, Streaming};
 
-use super::{Live, News, Picture, Position};
+use super::{Begun, Live, News, Picture, Position};
 use crate::shards::{Client, N_REPLAYED, ShardError, Shards, Target};
 
 /// Of operators, in the API's rules.
@@ -57,6 +57,7 @@ struct Streams {
 /// missing between them and what follows.
 async fn open(live: &Live, at: usize, shards: &Shards, target: &Target) -> Result<Streams, ShardError> {
     let of = |status: Status| ShardError::of(&target.shard, &status);
+    let mut begun = Begun { writes: live.writes(at), instances_at: None };
     // Anew: of a connection that others have kept it is not known whether it still leads anywhere.
     let mut client = shards.dial(target).await?;
     let status = client.config().await.map_err(of)?;
@@ -86,14 +87,17 @@ async fn open(live: &Live, at: usize, shards: &Shards, target: &Target) -> Resul
     loop {
         let event = next(&mut instances, target).await?;
         match event.instance {
-            _ if event.status == "snapshot_end" => break,
+            _ if event.status == "snapshot_end" => {
+                begun.instances_at = Position::parse(&event.resume_token);
+                break;
+            }
             Some(it) if it.status != "deleted" => {
                 picture.instances.insert(it.instance_id.clone(), Arc::new(it));
             }
             _ => _ = picture.instances.remove(&event.instance_id),
         }
     }
-    live.take(at, News::Whole(Box::new(picture)));
+    live.take(at, News::Whole(Box::new(picture), begun));
     Ok(Streams { client, groups, instances, events, status })
 }
 
@@ -142,13 +146,15 @@ impl Streams {
 }
 
 fn of_group(event: GroupEvent) -> News {
+    let place = Position::parse(&event.resume_token);
     match (event.r#type(), event.group) {
-        (Type::Upsert, Some(group)) => News::Group(Box::new(group)),
-        (Type::Delete, Some(group)) => News::GroupGone(group.key),
+        (Type::Upsert, Some(group)) => News::Group(Box::new(group), place),
+        (Type::Delete, Some(group)) => News::GroupGone(group.key, place),
         _ => News::Alive,
     }
 }
 
 fn of_instance(event: InstanceEvent) -> News {
-    event.instance.map_or(News::Alive, |it| News::Instance(Box::new(it)))
+    let place = Position::parse(&event.resume_token);
+    event.instance.map_or(News::Alive, |it| News::Instance(Box::new(it), place))
 }

@@ -13,6 +13,7 @@ use serde_json::Value;
 use super::{
     App,
     auth::{Caller, check_origin},
+    handle::looked_at,
     reply::{Content, Reply, Trouble, problem, quoted},
     route::{Access, Call, Param, Place, Route},
     schema::misfits,
@@ -142,8 +143,15 @@ async fn pass(
     }
     let accept = head.headers.get(header::ACCEPT).and_then(|it| it.to_str().ok()).unwrap_or_default().to_owned();
     let call = Call { params, body, accept };
+    // Counted when it is over, and before anybody is told so.
+    let writing = match route.access {
+        Access::Change => Some(app.live.writing(&looked_at(app, &call)?)),
+        Access::Open | Access::Read => None,
+    };
     let handled = std::panic::AssertUnwindSafe((route.handler)(app.clone(), call)).catch_unwind();
-    match tokio::time::timeout(REQUEST_LIMIT, handled).await {
+    let handled = tokio::time::timeout(REQUEST_LIMIT, handled).await;
+    drop(writing);
+    match handled {
         Ok(Ok(reply)) => reply,
         Ok(Err(_panic)) => {
             tracing::error!(route = route.id, %request_id, "handler panicked");
@@ -262,10 +270,14 @@ fn request_id(app: &App, headers: &HeaderMap) -> String {
     theirs.map_or_else(|| hex(app.entropy.as_ref(), 8), str::to_owned)
 }
 
-/// Whoever has this answer already is not sent it again.
+/// Whoever has this answer already is not sent it again. How old it is does not make it another.
 fn conditional_get(mut reply: Reply, held: Option<HeaderValue>) -> Reply {
-    let (StatusCode::OK, Content::Json(document)) = (reply.status, &reply.content) else { return reply };
+    let (StatusCode::OK, Content::Json(document)) = (reply.status, &mut reply.content) else { return reply };
+    let as_of = document.as_object_mut().and_then(|it| it.shift_remove("as_of"));
     let digest = ring::digest::digest(&ring::digest::SHA256, document.to_string().as_bytes());
+    if let Some(as_of) = as_of {
+        document["as_of"] = as_of;
+    }
     let etag = quoted(&data_encoding::HEXLOWER.encode(&digest.as_ref()[..16]));
     let held = held.as_ref().and_then(|it| it.to_str().ok()).unwrap_or_default();
     let is_held = held.split(',').map(str::trim).any(|it| it == "*" || it.trim_start_matches("W/") == etag);

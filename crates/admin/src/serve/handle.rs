@@ -20,7 +20,7 @@ fn names(call: &Call) -> Vec<String> {
 }
 
 /// The shards that are named, else all: for routes that only look.
-fn looked_at(app: &App, call: &Call) -> Result<Shards, Trouble> {
+pub(super) fn looked_at(app: &App, call: &Call) -> Result<Shards, Trouble> {
     let names = names(call);
     if names.is_empty() {
         return Ok(app.shards.clone());

@@ -17,7 +17,11 @@ pub(super) fn document(routes: &[Route], schemas: &Map<String, Value>) -> Value 
             "title": "Nstance",
             "version": env!("CARGO_PKG_VERSION"),
             "description": "Look at and steer a cluster of Nstance. Shards are asked beside each other: 200 if all \
-                            succeeded, 207 if some did, else the highest code of theirs.",
+                            succeeded, 207 if some did, else the highest code of theirs. Groups, and how \
+                            much shards have, are answered from memory where a shard's streams are open, and \
+                            never as they were before a change that was made here; as_of says how old that is. \
+                            Instances and drains are asked for every time, for streams do not tell what agents \
+                            report, nor who acknowledged.",
             "license": {"name": "Apache-2.0", "identifier": "Apache-2.0"},
         },
         "servers": [{"url": "/"}],

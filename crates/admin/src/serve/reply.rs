@@ -4,9 +4,10 @@ use std::time::Duration;
 
 use axum::body::Body;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
-use serde_json::{Value, json};
+use serde_json::{Map, Value, json};
 use tonic::Code;
 
+use super::recall::Dated;
 use crate::{
     shards::{Answers, ShardError},
     view,
@@ -257,14 +258,20 @@ pub(super) fn gather(name: &str, answers: Answers<Done>) -> Result<Reply, Troubl
     Ok(Reply::json(status, json!({name: entries.collect::<Vec<_>>(), "errors": errors(&answers.errors)})))
 }
 
+/// How old what each shard said is at most.
+pub(super) fn times<T>(answers: &[(String, Dated<T>)]) -> Map<String, Value> {
+    answers.iter().map(|(shard, it)| (shard.clone(), it.as_of.to_string().into())).collect()
+}
+
 /// The objects of all shards in one list.
-pub(super) fn listed(name: &str, answers: Answers<Vec<Value>>) -> Result<Reply, Trouble> {
+pub(super) fn listed(name: &str, answers: Answers<Dated<Vec<Value>>>) -> Result<Reply, Trouble> {
     if answers.ok.is_empty() && !answers.errors.is_empty() {
         return Err(Trouble::of_shards(&answers.errors));
     }
     let status = if answers.errors.is_empty() { StatusCode::OK } else { StatusCode::MULTI_STATUS };
-    let objects: Vec<Value> = answers.ok.into_iter().flat_map(|(_, objects)| objects).collect();
-    Ok(Reply::json(status, json!({name: objects, "errors": errors(&answers.errors)})))
+    let as_of = times(&answers.ok);
+    let objects: Vec<Value> = answers.ok.into_iter().flat_map(|(_, objects)| objects.it).collect();
+    Ok(Reply::json(status, json!({name: objects, "errors": errors(&answers.errors), "as_of": as_of})))
 }
 
 /// Shards that have no such object have nothing to say, unless none has it.

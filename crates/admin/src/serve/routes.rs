@@ -9,7 +9,7 @@ use super::{
     schema::{
         CURSOR, SPAN, boolean, closed, identifier, instance_id, integer_in, list, named, object, text_of, text_up_to,
     },
-    schemas::{self, severity, state, wrapped},
+    schemas::{self, dated, severity, state, wrapped},
 };
 
 macro_rules! handler {
@@ -188,7 +188,7 @@ impl Table<'_> {
 
     fn groups(&self) -> [Made; 6] {
         let key = |route: Made| route.path("group", identifier(), "The group");
-        let groups = || wrapped("groups", named("Group"));
+        let groups = || dated("groups", named("Group"));
         let dry_run = "Say what would happen, and do nothing";
         let one_of = |names: [&str; 2]| json!({"anyOf": names.map(named)});
         [
@@ -249,8 +249,8 @@ impl Table<'_> {
                 "Why a group is as it is",
                 handler!(groups::explain),
             )))
-            .json(200, "Of all shards", wrapped("explanations", named("Explanation")))
-            .json(207, "Of some shards", wrapped("explanations", named("Explanation")))
+            .json(200, "Of all shards", dated("explanations", named("Explanation")))
+            .json(207, "Of some shards", dated("explanations", named("Explanation")))
             .unchanged()
             .error(404),
         ]
@@ -262,6 +262,7 @@ impl Table<'_> {
             object([
                 ("instances", list(named("Instance"))),
                 ("errors", list(named("ShardError"))),
+                ("as_of", schemas::as_of()),
                 ("next_cursor", json!({"type": ["string", "null"]})),
             ])
         };
@@ -364,7 +365,7 @@ impl Table<'_> {
                 "Which shards answer, and who leads them",
                 handler!(this::shards),
             ))
-            .json(200, "All shards; one that is not reached says so", wrapped("shards", named("Shard")))
+            .json(200, "All shards; one that is not reached says so", dated("shards", named("Shard")))
             .unchanged(),
             self.on_shards(route(Method::GET, "/api/v1/plan", "plan", plan, handler!(plans::plan)))
                 .query("group", identifier(), "Only of this group")
@@ -390,8 +391,8 @@ impl Table<'_> {
                 "Drains that go on",
                 handler!(instances::drains),
             ))
-            .json(200, "Of all shards", wrapped("drains", named("DrainShown")))
-            .json(207, "Of some shards", wrapped("drains", named("DrainShown")))
+            .json(200, "Of all shards", dated("drains", named("DrainShown")))
+            .json(207, "Of some shards", dated("drains", named("DrainShown")))
             .unchanged(),
             self.on_shards(route(Method::GET, "/api/v1/events", "events", events, handler!(events::list)))
                 .query("since", text_of(SPAN, 7), "Only of this long ago: 15m, 1h, 2d")

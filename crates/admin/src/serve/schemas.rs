@@ -48,6 +48,11 @@ pub(super) fn wrapped(name: &'static str, of: Value) -> Value {
     object([(name, list(of)), ("errors", list(named("ShardError")))])
 }
 
+/// The same with how old it is.
+pub(super) fn dated(name: &'static str, of: Value) -> Value {
+    with(wrapped(name, of), [("as_of", as_of())])
+}
+
 /// An entry of one shard.
 fn entry(schema: Value) -> Value {
     with(schema, [("code", integer_in(200, 299))])
@@ -457,7 +462,14 @@ fn instance() -> Value {
     ])
 }
 
-/// The times of an answer from memory.
+/// The times of an answer that may come from memory.
 pub(super) fn as_of() -> Value {
-    json!({"type": "object", "additionalProperties": time()})
+    json!({
+        "type": "object",
+        "description": "By shard: all that it told until then is in the answer. What was asked for is of the moment of \
+                        the question. What was known already is of the moment when the shard was last heard of, 10 s \
+                        ago at most; it tells changes of groups a quarter of a second after they were planned. ETag \
+                        does not cover it.",
+        "additionalProperties": time(),
+    })
 }

@@ -1,5 +1,6 @@
 //! Every route without a network: the shards are dead, and the door must be right all the same.
 
+mod recall;
 mod stream;
 
 use std::collections::BTreeSet;
@@ -12,6 +13,7 @@ use nstance_identity::{
     ca::{Ca, CaProfile, make_ca_certificate},
     keys::KeyPair,
 };
+use nstance_rt::clock::TokioClock;
 use serde_json::json;
 use tokio::io::{AsyncBufReadExt as _, AsyncWriteExt as _, BufReader};
 
@@ -64,12 +66,13 @@ impl Fixture {
         Self::with(false, Live::start)
     }
 
-    /// Nobody looks for the shards: what is known of them is for the test to say.
+    /// Nobody looks for the shards: what is known of them is for the test to say, and how time goes.
     fn quiet() -> Self {
-        Self::with(false, |_, shards, clock| Live::new(shards, clock))
+        let clock = TokioClock::starting_at(SystemClock.now());
+        Self::with(false, |_, shards, _| Live::new(shards, Arc::new(clock)))
     }
 
-    fn with(read_only: bool, live: fn(&Tasks, &Shards, Arc<dyn Clock>) -> Arc<Live>) -> Self {
+    fn with(read_only: bool, live: impl FnOnce(&Tasks, &Shards, Arc<dyn Clock>) -> Arc<Live>) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let dir = tempfile::tempdir().unwrap();
         // Taken and closed again: nobody answers there.

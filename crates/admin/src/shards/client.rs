@@ -36,17 +36,22 @@ impl Client {
     }
 
     /// All pages.
-    pub async fn instances(
+    pub async fn instances(&mut self, request: ListInstancesRequest) -> Result<Vec<InstanceStatusResponse>, Status> {
+        Ok(self.instances_and_token(request).await?.0)
+    }
+
+    /// The same, with the token after which a stream tells what has changed since.
+    pub async fn instances_and_token(
         &mut self,
         mut request: ListInstancesRequest,
-    ) -> Result<Vec<InstanceStatusResponse>, Status> {
+    ) -> Result<(Vec<InstanceStatusResponse>, String), Status> {
         request.page_size = PAGE;
         let mut instances = Vec::new();
         loop {
             let page = self.service.list_instances(request.clone()).await?.into_inner();
             instances.extend(page.instances);
             if page.next_page_token.is_empty() {
-                return Ok(instances);
+                return Ok((instances, page.resume_token));
             }
             request.page_token = page.next_page_token;
         }

@@ -19,11 +19,12 @@ fn event(token: &str) -> News {
 }
 
 fn whole(groups: &[(&str, i32)], instances: &[&str]) -> News {
-    News::Whole(Box::new(Picture {
+    let picture = Box::new(Picture {
         status: Arc::new(ConfigStatusResponse { epoch: 7, ..ConfigStatusResponse::default() }),
         groups: groups.iter().map(|(key, size)| ((*key).to_owned(), Arc::new(group(key, *size)))).collect(),
         instances: instances.iter().map(|id| ((*id).to_owned(), Arc::new(instance(id, "running")))).collect(),
-    }))
+    });
+    News::Whole(picture, Begun::default())
 }
 
 fn lost(message: &str) -> News {
@@ -58,10 +59,10 @@ fn told(board: &Board) -> Vec<String> {
 fn changes_are_told_in_their_order_and_make_the_picture() {
     let mut board = board();
     board.take(0, whole(&[("web", 2), ("db", 1)], &["a", "b"]), T0);
-    board.take(0, News::Group(Box::new(group("web", 3))), T0);
-    board.take(0, News::GroupGone("db".into()), T0);
-    board.take(0, News::Instance(Box::new(instance("a", "draining"))), T0);
-    board.take(0, News::Instance(Box::new(instance("b", "deleted"))), later(5));
+    board.take(0, News::Group(Box::new(group("web", 3)), None), T0);
+    board.take(0, News::GroupGone("db".into(), None), T0);
+    board.take(0, News::Instance(Box::new(instance("a", "draining")), None), T0);
+    board.take(0, News::Instance(Box::new(instance("b", "deleted")), None), later(5));
     let etag = ConfigStatusResponse { etag: "e2".into(), ..ConfigStatusResponse::default() };
     board.take(0, News::Status(Box::new(etag)), later(6));
     assert_eq!(
@@ -144,9 +145,34 @@ fn a_reader_of_the_past_does_not_see_what_changed_since() {
     let mut board = board();
     board.take(0, whole(&[("web", 2)], &[]), T0);
     let before = board.seen();
-    board.take(0, News::Group(Box::new(group("web", 9))), T0);
+    board.take(0, News::Group(Box::new(group("web", 9)), None), T0);
     assert_eq!(before[0].picture.as_ref().unwrap().groups["web"].size, 2);
     let entries = board.journal.after(0, 1).unwrap();
     let Delta::Snapshot(seen) = &entries[0].delta else { panic!("{entries:?}") };
     assert_eq!(seen.picture.as_ref().unwrap().groups["web"].size, 2);
+}
+
+#[test]
+fn a_list_completes_the_picture_and_is_told_to_readers() {
+    let mut board = board();
+    board.take(0, whole(&[("web", 2), ("db", 1), ("new", 1)], &[]), T0);
+    let place = |text: &str| Position::parse(text);
+    board.take(0, News::Group(Box::new(group("new", 5)), place("7-9")), T0);
+    board.wrote(0);
+    assert!(board.groups("dev-1", T0).is_none());
+    let asked = board.asked("dev-1").unwrap();
+    board.listed(asked, &[group("web", 3), group("new", 4), group("other", 1)], place("6-8").unwrap());
+    assert!(board.groups("dev-1", T0).is_none(), "of a leader that was");
+    board.listed(asked, &[group("web", 3), group("new", 4), group("other", 1)], place("7-8").unwrap());
+    let (as_of, groups) = board.groups("dev-1", T0).unwrap();
+    let sizes: Vec<_> = groups.iter().map(|it| (it.key.as_str(), it.size)).collect();
+    assert_eq!((as_of, sizes), (T0, vec![("new", 5), ("other", 1), ("web", 3)]));
+    let expected =
+        ["dev-1 snapshot 3 0 0", "dev-1 group new 5", "dev-1 group web 3", "dev-1 group other 1", "dev-1 no db"];
+    assert_eq!(told(&board), expected);
+    assert!(board.n_instances("dev-1", T0).is_none());
+    board.listed_instances(asked, place("7-3").unwrap());
+    board.take(0, News::Instance(Box::new(instance("a", "running")), place("7-4")), later(1));
+    assert_eq!(board.n_instances("dev-1", later(2)), Some((later(1), 1)));
+    assert_eq!(board.n_instances("dev-1", later(11)), None, "not heard of for 10 s");
 }

@@ -3,13 +3,14 @@
 use std::sync::Arc;
 
 use http::StatusCode;
-use nstance_proto::v1::{DeleteGroupRequest, ExplainRequest, PlanRequest, explain_request::Target};
+use nstance_proto::v1::{DeleteGroupRequest, ExplainRequest, GroupStatus, PlanRequest, explain_request::Target};
 use serde_json::{Value, json};
 use tonic::Code;
 
 use super::{
     super::{
         App, ask,
+        recall::{self, asked_at},
         reply::{Done, Reply, Trouble, gather, listed, of_those_that_have_it, problem},
         route::Call,
     },
@@ -22,30 +23,24 @@ use crate::{
 
 pub(in super::super) async fn list(app: Arc<App>, call: Call) -> Result<Reply, Trouble> {
     let shards = looked_at(&app, &call)?;
-    let answers = shards.each(|mut client| async move {
-        let groups = client.groups().await?;
-        Ok(groups.iter().map(|it| view::group(&client.shard, it)).collect::<Vec<Value>>())
-    });
-    listed("groups", answers.await)
+    let answers = recall::groups(&app, &shards).await;
+    listed("groups", answers.shown(|shard, groups| groups.iter().map(|it| view::group(shard, it)).collect()))
 }
 
 pub(in super::super) async fn show(app: Arc<App>, call: Call) -> Result<Reply, Trouble> {
     let (shards, key) = (looked_at(&app, &call)?, &call.named("group"));
-    let answers = shards.each(|mut client| async move {
-        let group = client.group(key).await?;
-        Ok(vec![view::group(&client.shard, &group)])
-    });
-    listed("groups", of_those_that_have_it(answers.await))
+    let answers = of_those_that_have_it(recall::group(&app, &shards, key).await);
+    listed("groups", answers.shown(|shard, group| vec![view::group(shard, group)]))
 }
 
 pub(in super::super) async fn explain(app: Arc<App>, call: Call) -> Result<Reply, Trouble> {
-    let (shards, key) = (looked_at(&app, &call)?, &call.named("group"));
+    let (shards, key, now) = (looked_at(&app, &call)?, &call.named("group"), app.clock.now());
     let answers = shards.each(|mut client| async move {
         let request = ExplainRequest { target: Some(Target::Group(key.clone())) };
         let explained = client.service.explain(request).await?.into_inner();
         Ok(vec![view::explained(&client.shard, &explained)])
     });
-    listed("explanations", of_those_that_have_it(answers.await))
+    listed("explanations", asked_at(now, of_those_that_have_it(answers.await)))
 }
 
 pub(in super::super) async fn put(app: Arc<App>, call: Call) -> Result<Reply, Trouble> {
@@ -90,7 +85,7 @@ pub(in super::super) async fn delete(app: Arc<App>, call: Call) -> Result<Reply,
 }
 
 /// What becomes of a group that is deleted.
-fn deletion(shard: &str, group: &nstance_proto::v1::GroupStatus) -> Value {
+fn deletion(shard: &str, group: &GroupStatus) -> Value {
     let effect = if group.is_static { "overrides dropped" } else { "instances drained" };
     json!({"shard": shard, "group": group.key, "is_static": group.is_static, "effect": effect, "actual_size": group.actual_size})
 }

@@ -13,6 +13,7 @@ use serde_json::{Value, json};
 use super::{
     super::{
         App, ask,
+        recall::asked_at,
         reply::{Content, Reply, Trouble, listed},
         route::Call,
     },
@@ -28,7 +29,7 @@ const PAGE: usize = 200;
 /// All shards together, in the order of shards and ids. Where a page ends is told by its last instance, which holds
 /// across changes of leaders.
 pub(in super::super) async fn list(app: Arc<App>, call: Call) -> Result<Reply, Trouble> {
-    let shards = looked_at(&app, &call)?;
+    let (shards, now) = (looked_at(&app, &call)?, app.clock.now());
     let state = call.text("state");
     let request = &ListInstancesRequest {
         group: call.text("group").unwrap_or_default().to_owned(),
@@ -41,7 +42,7 @@ pub(in super::super) async fn list(app: Arc<App>, call: Call) -> Result<Reply, T
         let wanted = instances.iter().filter(|it| state.is_none_or(|state| it.status == state));
         Ok(wanted.map(|it| view::instance(&client.shard, it)).collect::<Vec<Value>>())
     });
-    let mut reply = listed("instances", answers.await)?;
+    let mut reply = listed("instances", asked_at(now, answers.await))?;
     let limit = call.params.get("limit").and_then(ask::whole).and_then(|it| usize::try_from(it).ok()).unwrap_or(PAGE);
     if let Content::Json(document) = &mut reply.content {
         page(document, &shards, call.text("cursor"), limit);
@@ -198,7 +199,7 @@ pub(in super::super) async fn ack(app: Arc<App>, call: Call) -> Result<Reply, Tr
 }
 
 pub(in super::super) async fn drains(app: Arc<App>, call: Call) -> Result<Reply, Trouble> {
-    let shards = looked_at(&app, &call)?;
+    let (shards, now) = (looked_at(&app, &call)?, app.clock.now());
     let answers = shards.each(|mut client| async move {
         let instances = client.instances(ListInstancesRequest::default()).await?;
         let drains = instances.iter().filter_map(|it| {
@@ -211,5 +212,5 @@ pub(in super::super) async fn drains(app: Arc<App>, call: Call) -> Result<Reply,
         });
         Ok(drains.collect::<Vec<Value>>())
     });
-    listed("drains", answers.await)
+    listed("drains", asked_at(now, answers.await))
 }

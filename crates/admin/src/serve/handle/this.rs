@@ -7,13 +7,13 @@ use serde_json::{Value, json};
 
 use super::{
     super::{
-        App,
-        reply::{Reply, Trouble, shard_error},
+        App, recall,
+        reply::{Reply, Trouble, shard_error, times},
         route::Call,
     },
     looked_at,
 };
-use crate::cmd::shards::{document, look};
+use crate::cmd::shards::document;
 
 pub(in super::super) async fn health(_: Arc<App>, _: Call) -> Result<Reply, Trouble> {
     Ok(Reply::text("text/plain; charset=utf-8", "OK\n".to_owned()))
@@ -31,10 +31,10 @@ pub(in super::super) async fn metrics(app: Arc<App>, _: Call) -> Result<Reply, T
 /// A shard that is not reached is part of the answer, not a failure of it.
 pub(in super::super) async fn shards(app: Arc<App>, call: Call) -> Result<Reply, Trouble> {
     let shards = looked_at(&app, &call)?;
-    let answers = shards.each(look).await;
-    let mut documents: Vec<Value> = answers.ok.iter().map(|(shard, seen)| document(shard, seen)).collect();
+    let answers = recall::looks(&app, &shards).await;
+    let mut documents: Vec<Value> = answers.ok.iter().map(|(shard, seen)| document(shard, &seen.it)).collect();
     documents
         .extend(answers.errors.iter().map(|it| json!({"shard": it.shard, "reachable": false, "problem": it.message})));
     let errors: Vec<Value> = answers.errors.iter().map(shard_error).collect();
-    Ok(Reply::json(StatusCode::OK, json!({"shards": documents, "errors": errors})))
+    Ok(Reply::json(StatusCode::OK, json!({"shards": documents, "errors": errors, "as_of": times(&answers.ok)})))
 }

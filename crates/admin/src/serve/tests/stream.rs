@@ -9,7 +9,7 @@ use super::{
     *,
 };
 use crate::{
-    live::{News, Picture},
+    live::{Begun, News, Picture},
     shards::ShardError,
 };
 
@@ -20,7 +20,7 @@ fn group(key: &str, size: i32) -> GroupStatus {
 }
 
 fn resized(size: i32) -> News {
-    News::Group(Box::new(group("web", size)))
+    News::Group(Box::new(group("web", size)), None)
 }
 
 fn instance(status: &str) -> InstanceStatusResponse {
@@ -28,11 +28,12 @@ fn instance(status: &str) -> InstanceStatusResponse {
 }
 
 fn whole(size: i32) -> News {
-    News::Whole(Box::new(Picture {
+    let picture = Box::new(Picture {
         status: Arc::new(ConfigStatusResponse { epoch: 7, leader_id: "one".into(), ..ConfigStatusResponse::default() }),
         groups: [("web".to_owned(), Arc::new(group("web", size)))].into(),
         instances: [(ID.to_owned(), Arc::new(instance("running")))].into(),
-    }))
+    });
+    News::Whole(picture, Begun::default())
 }
 
 /// One who reads, message by message.
@@ -115,7 +116,7 @@ async fn a_stream_begins_with_everything_and_goes_on_with_what_changes() {
     ];
     reading.says(&opening).await;
     live.take(0, resized(3));
-    live.take(0, News::Instance(Box::new(instance("deleted"))));
+    live.take(0, News::Instance(Box::new(instance("deleted")), None));
     live.take(0, News::Event(Box::new(Event { resume_token: "7-1".into(), reason: "New".into(), ..Event::default() })));
     reading.says(&["group dev-1 3", "instance dev-1 deleted", "event dev-1 New"]).await;
     live.take(0, News::Lost(ShardError::new("dev-1", Code::Unavailable, "gone")));
