@@ -9,6 +9,7 @@ pub mod failure;
 pub mod args;
 mod defaults;
 
+pub mod drains;
 mod live;
 pub mod shards;
 pub mod wait;

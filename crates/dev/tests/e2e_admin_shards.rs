@@ -424,7 +424,10 @@ async fn draining(env: &Env, admin: &Admin) {
         <id> web dev-1 requested <span> <span> no
     "#]]);
     let document = admin.run("drains -o json").await.ends(0).json();
-    expect!["{drains[{drain_id reason started_at delete_at acked_at instance_id group shard provider_instance_id private_ipv4 private_ipv6 hostname}] errors}"].assert_eq(&keys(&document));
+    expect!["{drains[{drain_id reason started_at delete_at acked_at instance_id group shard provider_instance_id private_ipv4 private_ipv6 hostname status blocked_by[{kind message}]}] errors}"].assert_eq(&keys(&document));
+    assert_eq!(document["drains"][0]["blocked_by"][0]["kind"], "acknowledgement", "{document}");
+    let wide = admin.run("drains -o wide").await.ends(0).out;
+    assert!(wide.contains("nobody has acknowledged the drain; it ends without one at 20"), "{wide}");
     let why = admin.run(&format!("instance why {first}")).await.ends(0).out;
     assert!(why.contains("somebody asked for it") && why.contains("nstance-admin instance ack"), "{why}");
     admin.run(&format!("instance ack {first} --drain-id 7")).await.ends(1);

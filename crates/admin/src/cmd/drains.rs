@@ -3,11 +3,12 @@
 mod hook;
 
 use clap::{Args, Subcommand};
-use nstance_proto::v1::{InstanceStatusResponse, ListInstancesRequest};
+use nstance_proto::v1::InstanceStatusResponse;
 use serde_json::{Value, json};
 
 use crate::{
     args::{Context, ShardArgs},
+    drains::{self, Blocker, Drain},
     exit::Exit,
     failure::Failure,
     output::{Shown, Table},
@@ -49,17 +50,35 @@ fn document(shard: &str, it: &InstanceStatusResponse) -> Value {
     value
 }
 
+/// The same in a list, where it is known what it waits for.
+fn listed(shard: &str, it: &Drain) -> Value {
+    let mut value = document(shard, &it.instance);
+    value["status"] = it.instance.status.clone().into();
+    value["blocked_by"] = it.blocked_by.iter().map(Blocker::document).collect();
+    value
+}
+
 async fn list(context: &Context, args: &ShardArgs) -> Result<Exit, Failure> {
     let shards = args.shards(context).await?;
-    let answers =
-        shards.each(|mut client| async move { client.instances(ListInstancesRequest::default()).await }).await;
-    let all = answers.ok.iter().flat_map(|(shard, instances)| instances.iter().map(move |it| (shard.as_str(), it)));
-    let drains: Vec<_> = all.filter(|(_, it)| it.status == "draining").collect();
+    let answers = shards.each(|mut client| async move { drains::of_shard(&mut client).await }).await;
+    let all = answers.ok.iter().flat_map(|(shard, drains)| drains.iter().map(move |it| (shard.as_str(), it)));
+    let drains: Vec<(&str, &Drain)> = all.collect();
     let now = words::now();
-    let mut table =
-        Table::new(&["INSTANCE", "GROUP", "SHARD", "REASON", ">SINCE", ">LEFT", "ACKNOWLEDGED", "+DRAIN ID"]);
-    for (shard, it) in &drains {
+    let mut table = Table::new(&[
+        "INSTANCE",
+        "GROUP",
+        "SHARD",
+        "REASON",
+        ">SINCE",
+        ">LEFT",
+        "ACKNOWLEDGED",
+        "+DRAIN ID",
+        "+STATE",
+        "+BLOCKED BY",
+    ]);
+    for (shard, Drain { instance: it, blocked_by }) in &drains {
         let drain = it.drain.clone().unwrap_or_default();
+        let blockers: Vec<&str> = blocked_by.iter().map(|it| it.message.as_str()).collect();
         table.row([
             it.instance_id.clone(),
             it.group.clone(),
@@ -69,15 +88,17 @@ async fn list(context: &Context, args: &ShardArgs) -> Result<Exit, Failure> {
             words::left(drain.delete_at.as_ref(), now),
             if drain.acked_at.is_some() { "yes" } else { "no" }.to_owned(),
             drain.drain_id.clone(),
+            it.status.clone(),
+            blockers.join("; "),
         ]);
     }
     context.output.show(&Shown {
         document: json!({
-            "drains": drains.iter().map(|(shard, it)| document(shard, it)).collect::<Vec<_>>(),
+            "drains": drains.iter().map(|(shard, it)| listed(shard, it)).collect::<Vec<_>>(),
             "errors": told::documents(&answers.errors),
         }),
         table,
-        names: drains.iter().map(|(_, it)| it.instance_id.clone()).collect(),
+        names: drains.iter().map(|(_, it)| it.instance.instance_id.clone()).collect(),
     });
     Ok(told::ended(context, &answers))
 }

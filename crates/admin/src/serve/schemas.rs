@@ -241,7 +241,7 @@ fn shards() -> [(&'static str, Value); 6] {
     ]
 }
 
-fn instances() -> [(&'static str, Value); 12] {
+fn instances() -> [(&'static str, Value); 13] {
     [
         ("Instance", instance()),
         ("InstanceShown", with(instance(), [("timeline", list(named("Event")))])),
@@ -287,8 +287,18 @@ fn instances() -> [(&'static str, Value); 12] {
         ("Drain", drain()),
         (
             "DrainShown",
-            with(drain(), [("instance_id", instance_id()), ("shard", text()), ("group", text()), ("status", text())]),
+            with(
+                drain(),
+                [
+                    ("instance_id", instance_id()),
+                    ("shard", text()),
+                    ("group", text()),
+                    ("status", text()),
+                    ("blocked_by", list(named("Blocker"))),
+                ],
+            ),
         ),
+        ("Blocker", blocker()),
         ("Notice", object([("action", text()), ("deadline", time_or_null()), ("detected_at", time_or_null())])),
         (
             "Machine",
@@ -424,6 +434,15 @@ fn drain() -> Value {
         ("delete_at", time_or_null()),
         ("acked_at", time_or_null()),
     ])
+}
+
+fn blocker() -> Value {
+    let mut schema = object([("kind", text()), ("message", text())]);
+    schema["description"] =
+        "What a drain waits for. The kind is acknowledgement, deletion (of its VM), delete-failing, or \
+                             that of a hold, as in Plan; there may be more one day."
+            .into();
+    schema
 }
 
 fn instance() -> Value {

@@ -20,6 +20,7 @@ use super::{
     looked_at, one,
 };
 use crate::{
+    drains::{self, Blocker, Drain},
     shards::{Client, Shards, wire_duration},
     view,
 };
@@ -201,16 +202,17 @@ pub(in super::super) async fn ack(app: Arc<App>, call: Call) -> Result<Reply, Tr
 pub(in super::super) async fn drains(app: Arc<App>, call: Call) -> Result<Reply, Trouble> {
     let (shards, now) = (looked_at(&app, &call)?, app.clock.now());
     let answers = shards.each(|mut client| async move {
-        let instances = client.instances(ListInstancesRequest::default()).await?;
-        let drains = instances.iter().filter_map(|it| {
-            let mut value = view::drain(it.drain.as_ref()?);
+        let drains = drains::of_shard(&mut client).await?;
+        let shown = drains.iter().map(|Drain { instance: it, blocked_by }| {
+            let mut value = it.drain.as_ref().map(view::drain).unwrap_or_else(|| json!({}));
             value["instance_id"] = it.instance_id.clone().into();
             value["shard"] = client.shard.clone().into();
             value["group"] = it.group.clone().into();
             value["status"] = it.status.clone().into();
-            Some(value)
+            value["blocked_by"] = blocked_by.iter().map(Blocker::document).collect();
+            value
         });
-        Ok(drains.collect::<Vec<Value>>())
+        Ok(shown.collect::<Vec<Value>>())
     });
     listed("drains", asked_at(now, answers.await))
 }
