@@ -1,6 +1,7 @@
 //! What `check` finds: one line per question, in groups that build on each other. A question that makes no sense because
 //! an earlier one failed is skipped and says so; every failure says how to repair it.
 
+pub mod bucket;
 pub mod config;
 pub mod environment;
 pub mod fleet;

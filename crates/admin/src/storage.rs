@@ -16,6 +16,7 @@ use nstance_store::{
     keys::{EncryptionKey, KeySource, load_key},
     s3::S3Store,
     secrets::ObjectSecrets,
+    upkeep::Upkeep,
 };
 
 pub use self::look::{Configs, ShardConfig};
@@ -99,6 +100,15 @@ impl StoreArgs {
 
     /// Opens the store. Nothing is asked of it yet.
     pub fn store(&self) -> Result<Arc<dyn ObjectStore>, Failure> {
+        self.opened(|it| Arc::new(it) as _, |it| Arc::new(it) as _)
+    }
+
+    /// The same, for questions about the bucket itself.
+    pub fn upkeep(&self) -> Result<Arc<dyn Upkeep>, Failure> {
+        self.opened(|it| Arc::new(it) as _, |it| Arc::new(it) as _)
+    }
+
+    fn opened<T>(&self, s3: impl FnOnce(S3Store) -> T, file: impl FnOnce(FileStore) -> T) -> Result<T, Failure> {
         let prefix = self.layout_prefix()?;
         let Some(bucket) = self.storage_bucket.as_deref().filter(|it| !it.is_empty()) else {
             return Err(Failure::usage("which bucket? --storage-bucket is missing")
@@ -106,18 +116,14 @@ impl StoreArgs {
         };
         let what = || Failure::failed(format!("open the bucket {bucket}"));
         match self.storage_provider {
-            StorageProvider::S3 => {
-                let store = S3Store::from_env(bucket, prefix).map_err(|error| what().because(error))?;
-                Ok(Arc::new(store))
-            }
+            StorageProvider::S3 => S3Store::from_env(bucket, prefix).map(s3).map_err(|error| what().because(error)),
             StorageProvider::File => {
                 if !PathBuf::from(bucket).is_dir() {
                     // Opening would make it, and an empty cluster is never what somebody meant.
                     return Err(Failure::new(Exit::NotFound, format!("there is no directory {bucket}"))
                         .next("--storage-bucket with the directory that the server was given"));
                 }
-                let store = FileStore::open(bucket, prefix).map_err(|error| what().because(error))?;
-                Ok(Arc::new(store))
+                FileStore::open(bucket, prefix).map(file).map_err(|error| what().because(error))
             }
             StorageProvider::Gcs | StorageProvider::Azure => Err(absent("storage provider", self.storage_provider)
                 .next("--storage-provider s3, which many stores speak, or file")),

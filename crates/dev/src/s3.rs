@@ -119,7 +119,8 @@ impl S3Server {
         let addr = listener.local_addr().context("read the address")?;
 
         let (faults, counts, stop) = (Arc::new(Faults::new()), Arc::new(Counts::default()), CancellationToken::new());
-        let mut builder = S3ServiceBuilder::new(Backend::new(Arc::clone(&disk), options.bucket.clone()));
+        let mut builder =
+            S3ServiceBuilder::new(Backend::new(Arc::clone(&disk), options.bucket.clone(), options.require_auth));
         builder.set_host(BucketHost { bucket: options.bucket });
         builder.set_auth(AnyKey);
         builder.set_access(Gate {

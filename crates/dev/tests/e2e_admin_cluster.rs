@@ -102,6 +102,7 @@ async fn cluster_commands_work_beside_a_running_server() {
     let temp = tempfile::tempdir().unwrap();
 
     a_healthy_environment_passes_every_check(&env).await;
+    the_doctor_looks_at_the_bucket_too(&env).await;
     a_nonce_registers_one_operator_once(&env, temp.path()).await;
     a_made_identity_is_served_until_it_is_revoked(&env, temp.path()).await;
     a_rotation_goes_by_its_steps(&env).await;
@@ -112,6 +113,17 @@ async fn cluster_commands_work_beside_a_running_server() {
     a_forced_rotation_says_whom_it_cuts_off(&env, temp.path()).await;
     a_lost_key_is_replaced_and_none_that_is_there(&env).await;
     let _ = env.dev(&["clean"]).await;
+}
+
+/// The embedded store keeps one version of everything, has no rules, and lets everybody in.
+async fn the_doctor_looks_at_the_bucket_too(env: &Env) {
+    let looked = ok(env, &["cluster", "doctor", "-o", "json"]).await.json();
+    assert_eq!((&looked["failed"], &looked["skipped"]), (&json!(0), &json!(0)), "{looked:#}");
+    assert_eq!(names(&looked, "warn"), ["bucket/versioning", "bucket/public-access"], "{looked:#}");
+    assert!(names(&looked, "ok").contains(&"bucket/retention".to_owned()), "{looked:#}");
+    assert!(lines(&looked, "warn").iter().all(|(_, it)| it["fix"].is_string()), "{looked:#}");
+    let said = admin(env, &["cluster", "doctor"]).await;
+    assert!(said.stdout.contains("fix: aws s3api put-bucket-versioning --bucket dev"), "{}", said.stdout);
 }
 
 async fn a_healthy_environment_passes_every_check(env: &Env) {

@@ -14,6 +14,7 @@ use nstance_store::{
     contract,
     qualify::qualify,
     s3::{S3Settings, S3Store},
+    upkeep::{Access, Answer, Retention, Upkeep as _, Versioning},
 };
 
 async fn server(dir: &std::path::Path) -> S3Server {
@@ -60,5 +61,30 @@ async fn embedded_server_qualifies_and_a_lying_one_does_not() {
     server.add_faults(vec![lie]).await.unwrap();
     let error = qualify(&store(&server, ""), &shard, &id, &entropy).await.unwrap_err();
     assert!(error.is_unsafe(), "{error}");
+    server.stop().await;
+}
+
+/// Signatures are verified here, so what is known was asked for as the protocol wants it.
+#[tokio::test]
+async fn a_bucket_tells_how_it_is_kept_to_whom_it_knows() {
+    let dir = tempfile::tempdir().unwrap();
+    let options = S3Options { durable: false, require_auth: true, ..S3Options::new(dir.path()) };
+    let server = S3Server::start(options).await.unwrap();
+    let kept = store(&server, "some/prefix");
+    assert_eq!(kept.versioning().await, Answer::Known(Versioning::Off));
+    assert_eq!(kept.retention().await, Answer::Known(Retention::default()));
+    assert_eq!(kept.access().await, Answer::Known(Access::Closed));
+    let settings = S3Settings {
+        bucket: "dev".into(),
+        endpoint: Some(server.endpoint()),
+        access_key: Some("test".into()),
+        secret_key: Some("wrong".into()),
+        ..S3Settings::default()
+    };
+    let stranger = S3Store::new(settings).unwrap();
+    let denied = "the store denies it (403 SignatureDoesNotMatch)".to_owned();
+    assert_eq!(stranger.versioning().await, Answer::Unknown(denied.clone()));
+    assert_eq!(stranger.retention().await, Answer::Unknown(denied.clone()));
+    assert_eq!(stranger.access().await, Answer::Unknown(denied));
     server.stop().await;
 }

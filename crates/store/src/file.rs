@@ -4,6 +4,8 @@
 //! goes to a temporary file, is synced, renamed over the object, and the directory is synced: a reader sees the old
 //! object or the new one, and a crash leaves one of the two. Readers need no lock, because a rename is atomic.
 
+mod upkeep;
+
 use std::{
     fs::{self, File, OpenOptions},
     io::{self, Write as _},

@@ -18,6 +18,8 @@ pub mod contract;
 
 pub mod qualify;
 
+pub mod upkeep;
+
 pub mod records;
 
 pub mod fence;

@@ -4,6 +4,8 @@
 //! come back as 412, and the ambiguity would be hidden from the layer that can resolve it. What it tells of a failure
 //! is too coarse to say whether a write may have landed, so a thin service under it notes how each request ended.
 
+mod upkeep;
+
 use std::{
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
@@ -93,6 +95,14 @@ pub struct S3Store {
     prefix: String,
     name: String,
     entropy: SystemEntropy,
+    bucket: Bucket,
+}
+
+/// Where the bucket itself is asked for its settings.
+struct Bucket {
+    url: String,
+    region: String,
+    options: ClientOptions,
 }
 
 impl S3Store {
@@ -111,9 +121,11 @@ impl S3Store {
             .with_connect_timeout(CONNECT_TIMEOUT)
             .with_timeout(REQUEST_TIMEOUT)
             .with_allow_http(plain);
+        let region = settings.region.clone().unwrap_or_else(|| "us-east-1".to_owned());
+        let bucket = Bucket { url: bucket_url(&settings, &region, path_style), region, options: options.clone() };
         let mut builder = AmazonS3Builder::new()
             .with_bucket_name(&settings.bucket)
-            .with_region(settings.region.as_deref().unwrap_or("us-east-1"))
+            .with_region(&bucket.region)
             .with_client_options(options)
             .with_allow_http(plain)
             .with_retry(RetryConfig { max_retries: 0, ..RetryConfig::default() })
@@ -141,7 +153,7 @@ impl S3Store {
         };
         let name = name.replace("/ at ", " at ").trim_end_matches('/').to_owned();
         let client = builder.build().map_err(|error| invalid("open", &name, error.to_string()))?;
-        Ok(Self { client, prefix, name, entropy: SystemEntropy::new() })
+        Ok(Self { client, prefix, name, entropy: SystemEntropy::new(), bucket })
     }
 
     fn path(&self, op: &'static str, key: &str) -> Result<Path, StoreError> {
@@ -181,6 +193,14 @@ fn bucket_endpoint(endpoint: &str, bucket: &str, path_style: bool) -> String {
         Some((scheme, host)) if !path_style => format!("{scheme}://{bucket}.{host}"),
         _ => endpoint.to_owned(),
     }
+}
+
+/// Of the bucket, and of no object in it.
+fn bucket_url(settings: &S3Settings, region: &str, path_style: bool) -> String {
+    let aws = || format!("https://s3.{region}.amazonaws.com");
+    let endpoint = settings.endpoint.clone().unwrap_or_else(aws);
+    let endpoint = bucket_endpoint(&endpoint, &settings.bucket, path_style);
+    if path_style { format!("{endpoint}/{}", settings.bucket) } else { format!("{endpoint}/") }
 }
 
 #[async_trait]

@@ -5,8 +5,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use bytes::{Bytes, BytesMut};
 use futures::StreamExt;
+use hyper::StatusCode;
 use s3s::{
-    S3, S3Error, S3Request, S3Response, S3Result,
+    S3, S3Error, S3ErrorCode, S3Request, S3Response, S3Result,
     dto::*,
     host::{S3Host, VirtualHost},
     s3_error,
@@ -25,11 +26,13 @@ const REGION: &str = "dev";
 pub(super) struct Backend {
     disk: Arc<Disk>,
     pub(super) bucket: String,
+    /// Nobody comes in without a signature.
+    shut: bool,
 }
 
 impl Backend {
-    pub(super) fn new(disk: Arc<Disk>, bucket: String) -> Backend {
-        Backend { disk, bucket }
+    pub(super) fn new(disk: Arc<Disk>, bucket: String, shut: bool) -> Backend {
+        Backend { disk, bucket, shut }
     }
 
     pub(super) fn check_bucket(&self, bucket: &str) -> S3Result<()> {
@@ -136,6 +139,45 @@ type Answer<T> = S3Result<S3Response<T>>;
 
 #[async_trait]
 impl S3 for Backend {
+    // The bucket has one version of everything, no rules, and is shut if signatures are demanded.
+
+    async fn get_bucket_versioning(
+        &self,
+        req: S3Request<GetBucketVersioningInput>,
+    ) -> Answer<GetBucketVersioningOutput> {
+        self.check_bucket(&req.input.bucket)?;
+        Ok(S3Response::new(GetBucketVersioningOutput::default()))
+    }
+
+    async fn get_bucket_lifecycle_configuration(
+        &self,
+        req: S3Request<GetBucketLifecycleConfigurationInput>,
+    ) -> Answer<GetBucketLifecycleConfigurationOutput> {
+        self.check_bucket(&req.input.bucket)?;
+        Err(s3_error!(NoSuchLifecycleConfiguration, "the bucket has no rules"))
+    }
+
+    async fn get_public_access_block(
+        &self,
+        req: S3Request<GetPublicAccessBlockInput>,
+    ) -> Answer<GetPublicAccessBlockOutput> {
+        self.check_bucket(&req.input.bucket)?;
+        if !self.shut {
+            // A code that the library has no name for.
+            let code = S3ErrorCode::Custom("NoSuchPublicAccessBlockConfiguration".into());
+            let mut refusal = S3Error::with_message(code, "everybody is let in");
+            refusal.set_status_code(StatusCode::NOT_FOUND);
+            return Err(refusal);
+        }
+        let shut = PublicAccessBlockConfiguration {
+            block_public_acls: Some(true),
+            block_public_policy: Some(true),
+            ignore_public_acls: Some(true),
+            restrict_public_buckets: Some(true),
+        };
+        Ok(S3Response::new(GetPublicAccessBlockOutput { public_access_block_configuration: Some(shut) }))
+    }
+
     async fn get_object(&self, req: S3Request<GetObjectInput>) -> Answer<GetObjectOutput> {
         self.get(req).await
     }

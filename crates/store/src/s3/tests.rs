@@ -10,7 +10,7 @@ use super::*;
 
 /// What the scripted server does with a request.
 #[derive(Clone, Copy)]
-enum Reply {
+pub(super) enum Reply {
     /// Status, headers, body.
     Say(u16, &'static str, &'static str),
     /// Reads the request and closes the connection.
@@ -20,15 +20,15 @@ enum Reply {
 }
 
 /// A server that gives every request the same answer, and counts them.
-struct Server {
-    store: S3Store,
+pub(super) struct Server {
+    pub(super) store: S3Store,
     n_requests: Arc<AtomicUsize>,
     n_connections: Arc<AtomicUsize>,
-    last: Arc<Mutex<String>>,
+    pub(super) last: Arc<Mutex<String>>,
     _tasks: JoinSet<()>,
 }
 
-async fn server(reply: Reply) -> Server {
+pub(super) async fn server(reply: Reply) -> Server {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let addr = listener.local_addr().unwrap();
     let (n_requests, last) = (Arc::new(AtomicUsize::new(0)), Arc::new(Mutex::new(String::new())));
@@ -252,4 +252,16 @@ async fn a_crowd_of_writes_shares_its_connections() {
     // One that finds another free while it is being opened stays open beside it.
     let n_connections = server.n_connections.load(Ordering::SeqCst);
     assert!(n_connections <= 2 * AT_A_TIME, "{n_connections} connections");
+}
+
+#[test]
+fn a_bucket_is_asked_where_it_is() {
+    let url = |endpoint: Option<&str>, bucket: &str, path_style| {
+        let (endpoint, bucket) = (endpoint.map(str::to_owned), bucket.to_owned());
+        bucket_url(&S3Settings { endpoint, bucket, ..S3Settings::default() }, "eu-west-1", path_style)
+    };
+    assert_eq!(url(None, "b", false), "https://b.s3.eu-west-1.amazonaws.com/");
+    assert_eq!(url(None, "a.b", true), "https://s3.eu-west-1.amazonaws.com/a.b");
+    assert_eq!(url(Some("http://127.0.0.1:9000/"), "b", true), "http://127.0.0.1:9000/b");
+    assert_eq!(url(Some("https://s3.example.com"), "b", false), "https://b.s3.example.com/");
 }
