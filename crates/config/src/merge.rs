@@ -87,14 +87,14 @@ impl Config {
         layer: Option<&GroupLayer>,
         request: &OnDemandLayer,
     ) -> Result<MergedGroup, Vec<Problem>> {
-        let merged = self.merge_layers(group, layer, Some(request))?;
+        let merged = self.merge_layers(group, Layers::of(self, group, layer).with(request))?;
         self.check_merged(&merged)?;
         Ok(merged)
     }
 
     /// Merges a group without rendering anything: cheap enough for every pass of the planner. References are checked.
     pub fn merge(&self, group: &GroupRef, layer: Option<&GroupLayer>) -> Result<MergedGroup, Vec<Problem>> {
-        self.merge_layers(group, layer, None)
+        self.merge_layers(group, Layers::of(self, group, layer))
     }
 
     /// Like [`merge`](Self::merge), for an on-demand instance whose request was accepted before.
@@ -104,28 +104,33 @@ impl Config {
         layer: Option<&GroupLayer>,
         request: &OnDemandLayer,
     ) -> Result<MergedGroup, Vec<Problem>> {
-        self.merge_layers(group, layer, Some(request))
+        self.merge_layers(group, Layers::of(self, group, layer).with(request))
     }
 
-    fn merge_layers(
+    /// Like [`merge_on_demand`](Self::merge_on_demand), for one whose machine stands: its subnet is settled, whatever
+    /// pools there are by now.
+    pub fn merge_standing(
         &self,
         group: &GroupRef,
         layer: Option<&GroupLayer>,
-        request: Option<&OnDemandLayer>,
+        request: &OnDemandLayer,
     ) -> Result<MergedGroup, Vec<Problem>> {
+        let layers = Layers { place: Place::Settled, ..Layers::of(self, group, layer).with(request) };
+        self.merge_layers(group, layers)
+    }
+
+    fn merge_layers(&self, group: &GroupRef, layers: Layers<'_>) -> Result<MergedGroup, Vec<Problem>> {
         let mut problems = Vec::new();
         if !self.tenants.contains(&group.tenant) {
             let help = suggest(group.tenant.as_str(), "tenants", self.tenants.iter().map(|it| it.as_str()));
             let message = format!("tenant `{}` does not exist", group.tenant);
             problems.push(request_problem(Code::BadReference, "tenant", message, help));
         }
-        let fixed = self.groups.get(group);
-        if fixed.is_none() && layer.is_none() {
+        if layers.fixed.is_none() && layers.layer.is_none() {
             let message = format!("group {group} does not exist");
             problems.push(request_problem(Code::BadReference, "group", message, None));
             return Err(problems);
         }
-        let layers = Layers { fixed, layer, request };
         let Some(template) = self.find_template(&layers, &mut problems) else { return Err(problems) };
         let merged = self.combine(group, &layers, template, &mut problems);
         match merged {
@@ -163,7 +168,7 @@ impl Config {
         (name, template): (&str, &Template),
         problems: &mut Vec<Problem>,
     ) -> Option<MergedGroup> {
-        let Layers { fixed, layer, request } = *layers;
+        let Layers { fixed, layer, request, .. } = *layers;
         let subnet_pool = self.find_pool(layers, template, problems);
         let load_balancers = match (fixed, layer.and_then(|it| it.load_balancers.as_ref())) {
             (Some(fixed), _) => fixed.load_balancers.clone(),
@@ -234,6 +239,10 @@ impl Config {
             problems.push(request_problem(Code::Missing, "subnet_pool", message, help));
             return None;
         };
+        if layers.place == Place::Settled {
+            let subnets = self.server.subnet_pools.get(pool).cloned().unwrap_or_default();
+            return Some((pool.clone(), subnets));
+        }
         let Some((pool, subnets)) = self.server.subnet_pools.get_key_value(pool) else {
             let help = suggest(pool.as_str(), "pools", self.server.subnet_pools.keys().map(SubnetPool::as_str));
             let message = format!("subnet pool `{pool}` does not exist");
@@ -299,9 +308,25 @@ struct Layers<'a> {
     fixed: Option<&'a StaticGroup>,
     layer: Option<&'a GroupLayer>,
     request: Option<&'a OnDemandLayer>,
+    place: Place,
+}
+
+/// Whether a machine is still to be placed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Place {
+    Open,
+    Settled,
 }
 
 impl<'a> Layers<'a> {
+    fn of(config: &'a Config, group: &GroupRef, layer: Option<&'a GroupLayer>) -> Self {
+        Self { fixed: config.groups.get(group), layer, request: None, place: Place::Open }
+    }
+
+    fn with(self, request: &'a OnDemandLayer) -> Self {
+        Self { request: Some(request), ..self }
+    }
+
     fn template(&self) -> Option<&'a str> {
         let own = match self.fixed {
             Some(fixed) => Some(&fixed.template),

@@ -84,6 +84,28 @@ async fn a_changed_var_reaches_every_agent_and_replaces_nobody() {
     assert_eq!(pids(&after), pids(&status), "nobody is replaced or restarted for it");
 }
 
+#[tokio::test]
+async fn an_on_demand_instance_gets_its_files_and_follows_the_config() {
+    let env = Env::new();
+    env.up(&["--size", "test=1"]).await;
+    let members = ids(&env.healthy().await);
+    edit(&env, r#""GREETING": "#, r#""CITY": "{{ .Vars.City | default \"nowhere\" }}", "GREETING": "#);
+    env.ok(&["refresh"]).await;
+    env.ok(&["admin", "instance", "create", "--group", "test", "--var", "City=Bergen", "--wait"]).await;
+    let names = fs::read_dir(env.instances()).unwrap().flatten().filter_map(|it| it.file_name().into_string().ok());
+    let on_disk: Vec<String> = names.filter(|it| it.starts_with("tst") && !members.contains(it)).collect();
+    let [id] = on_disk.as_slice() else { panic!("one more than {members:?}: {on_disk:?}") };
+    until_all(&env, &on_disk, "recv/instance.env", |text| text.contains("CITY=Bergen\nGREETING=hello\n")).await;
+    until_all(&env, &on_disk, "recv/demo.crt", |text| text.starts_with("-----BEGIN CERTIFICATE-----")).await;
+    verify(&env, id);
+    let hash = read(&env, id, "identity/config.hash");
+
+    edit(&env, r#""Greeting": "hello""#, r#""Greeting": "good day""#);
+    env.ok(&["refresh"]).await;
+    until_all(&env, &on_disk, "recv/instance.env", |text| text.contains("CITY=Bergen\nGREETING=\"good day\"\n")).await;
+    until_all(&env, &on_disk, "identity/config.hash", |now| Some(now) != hash.as_deref()).await;
+}
+
 /// A second opinion on what was issued.
 fn verify(env: &Env, id: &str) {
     let at = |name: &str| env.instances().join(id).join(name);

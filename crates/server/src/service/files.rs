@@ -10,8 +10,14 @@ mod batch;
 pub mod decide;
 mod delivery;
 mod sources;
+mod wanted;
 
-use std::{collections::BTreeMap, pin::Pin, sync::Arc, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    pin::Pin,
+    sync::Arc,
+    time::Duration,
+};
 
 use data_encoding::HEXLOWER;
 use nstance_core::{
@@ -24,16 +30,18 @@ use nstance_proto::v1;
 use tokio::sync::{Semaphore, mpsc};
 use tonic::Status;
 
-pub use self::delivery::{Delivery, Opened, Stream};
 use self::{
     batch::{Look, make, sha256},
-    decide::{Due, FIRST_REPORT, Heard, Wanted},
+    decide::{Due, FIRST_REPORT, Heard},
     sources::Sources,
+};
+pub use self::{
+    delivery::{Delivery, Opened, Stream},
+    wanted::wanted,
 };
 use super::status::timestamp;
 use crate::{
     events::{Reason, Tell},
-    exec::request::asked_for,
     term::Term,
 };
 
@@ -73,40 +81,24 @@ type Out = Teller<v1::FileTransfer>;
 /// Nobody takes what we send any more.
 struct Gone;
 
-/// What the template of an instance asks for; `None` while nobody can say.
-pub fn wanted(term: &Arc<Term>, instance: InstanceId) -> Option<Wanted> {
-    let (it, delivery) = {
-        let state = term.world.lock();
-        let entry = state.entries.get(&instance)?;
-        let it = entry.instance();
-        if it.ownership == Ownership::Managed {
-            let group = state.groups.get(&it.group)?;
-            return Some(Wanted { merged: group.merged.clone()?, hash: group.runtime_hash.clone() });
-        }
-        (it.clone(), entry.delivery.clone())
-    };
-    // It goes by its own request, not by its group; the merge is made once per config.
-    let (applied, bundle) = (term.applied(), term.shared.authority.bundle_pem());
-    let mut state = delivery.lock();
-    if let Some((of, with, wanted)) = &state.on_demand
-        && Arc::ptr_eq(of, &applied)
-        && *with == bundle
-    {
-        return Some(wanted.clone());
-    }
-    let merged = asked_for(term, &it, it.request.as_ref()?).ok()?;
-    let hash = merged.runtime_hash(Some(bundle.as_bytes()));
-    let wanted = Wanted { merged, hash };
-    state.on_demand = Some((applied, bundle, wanted.clone()));
-    Some(wanted)
-}
-
 /// Another config is in force: everybody looks, and what comes from elsewhere is read again.
 pub fn refreshed(term: &Term) {
     term.files.sources.forget();
     let state = term.world.lock();
     for entry in state.entries.values() {
         entry.delivery.look_again();
+    }
+}
+
+/// The groups file has other words for these groups. Their members were woken with what is asked of them; who goes by
+/// the words themselves looks again.
+pub fn reworded(term: &Term, groups: &BTreeSet<GroupRef>) {
+    let state = term.world.lock();
+    let members = groups.iter().filter_map(|group| state.groups.get(group)).flat_map(|it| &it.members);
+    for entry in members.filter_map(|id| state.entries.get(id)) {
+        if entry.instance().ownership == Ownership::OnDemand {
+            entry.delivery.wake();
+        }
     }
 }
 

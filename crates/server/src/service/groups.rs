@@ -99,6 +99,16 @@ impl Groups {
         self.versioned().map(|file| file.value)
     }
 
+    /// What is known of one group of it.
+    pub fn entry(&self, group: &GroupRef) -> Option<GroupEntry> {
+        match &*self.held.lock().unwrap_or_else(PoisonError::into_inner) {
+            Held::Present(file) | Held::Lost(file) | Held::Unreadable(_, Some(file)) => {
+                file.value.groups.get(group).cloned()
+            }
+            Held::Absent | Held::Unreadable(_, None) => None,
+        }
+    }
+
     /// Whether what the file does not name is proven not to be there.
     pub fn readable(&self) -> Result<(), Refusal> {
         match self.held() {
@@ -282,7 +292,9 @@ async fn put(
     match swap.filter(|_| verdicts.iter().all(Result::is_ok)) {
         Some(swap) => {
             put_in_force(term, before, &written.value, swap);
+            let reworded = reworded(before, &written.value);
             note(term, written);
+            files::reworded(term, &reworded);
         }
         None => take_in(term, before, written),
     }
@@ -334,23 +346,25 @@ pub fn differing(old: (&Config, &GroupsFile), new: (&Config, &GroupsFile), ca_bu
     named(old, new).into_iter().filter(differs).collect()
 }
 
+/// The groups for which two versions of the file have different words.
+fn reworded(before: &GroupsFile, after: &GroupsFile) -> BTreeSet<GroupRef> {
+    let differs = |group: &&GroupRef| {
+        before.groups.get(*group) != after.groups.get(*group) || before.deleted.get(*group) != after.deleted.get(*group)
+    };
+    let named =
+        before.groups.keys().chain(before.deleted.keys()).chain(after.groups.keys()).chain(after.deleted.keys());
+    named.filter(differs).cloned().collect()
+}
+
 /// From the committed file into memory: every group whose part differs is asked for anew, and woken.
 fn take_in(term: &Arc<Term>, before: &GroupsFile, file: Versioned<GroupsFile>) {
     let after = &file.value;
-    let named =
-        before.groups.keys().chain(before.deleted.keys()).chain(after.groups.keys()).chain(after.deleted.keys());
-    let named: BTreeSet<&GroupRef> = named.collect();
-    let differs = |group: &&&GroupRef| {
-        before.groups.get(**group) != after.groups.get(**group)
-            || before.deleted.get(**group) != after.deleted.get(**group)
-    };
+    let changed = reworded(before, after);
     let ca_bundle = term.shared.authority.bundle_pem();
-    let asked: BTreeMap<_, _> = named
+    let asked: BTreeMap<_, _> = changed
         .iter()
-        .filter(differs)
-        .map(|group| ((*group).clone(), asked_of(&term.applied().config, Some(after), group, &ca_bundle)))
+        .map(|group| (group.clone(), asked_of(&term.applied().config, Some(after), group, &ca_bundle)))
         .collect();
-    let changed: Vec<GroupRef> = asked.keys().cloned().collect();
     term.world.ask(asked);
     for group in &changed {
         if is_explicit(after, group) {
@@ -358,6 +372,7 @@ fn take_in(term: &Arc<Term>, before: &GroupsFile, file: Versioned<GroupsFile>) {
         }
     }
     note(term, file);
+    files::reworded(term, &changed);
     for group in &changed {
         term.wake(group);
     }

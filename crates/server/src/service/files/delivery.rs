@@ -12,8 +12,11 @@ use nstance_proto::v1;
 use tokio::sync::Notify;
 use tokio_util::sync::CancellationToken;
 
-use super::decide::{Memory, Reported, Shown, Wanted};
-use crate::service::{config::Applied, keys::is_name};
+use super::{
+    decide::{Memory, Reported, Shown},
+    wanted::Asked,
+};
+use crate::service::keys::is_name;
 
 /// Files of a report that are looked at, and what is kept of each error: more than any template has.
 const MAX_FILES: usize = 512;
@@ -32,8 +35,8 @@ pub struct State {
     pub memory: Memory,
     /// What was last told of addresses that do not agree.
     pub mismatch: Vec<String>,
-    /// What an on-demand instance asks for, under which config and CA bundle.
-    pub on_demand: Option<(Arc<Applied>, String, Wanted)>,
+    /// What an on-demand instance asks for.
+    pub on_demand: Option<Asked>,
     n_streams: u64,
     open: BTreeMap<Stream, Open>,
 }
