@@ -13,6 +13,8 @@ pub(crate) mod errors;
 
 mod failures;
 
+mod received;
+
 mod batch;
 
 mod on_change;
@@ -87,7 +89,12 @@ pub(crate) fn status(ctx: &Context) -> BTreeMap<String, FileStatus> {
         Some((name, Status::LastModified(prost_types::Timestamp { seconds: found.mtime(), nanos })))
     });
     let errors = errors::all(ctx).into_iter().map(|(name, text)| (name, Status::Error(text)));
-    times.take(MAX_FILES).chain(errors).map(|(name, status)| (name, FileStatus { status: Some(status) })).collect()
+    let ours = received::names(ctx);
+    let told = |(name, status): (String, Status)| {
+        let received = ours.contains(&name);
+        (name, FileStatus { status: Some(status), received })
+    };
+    times.take(MAX_FILES).chain(errors).map(told).collect()
 }
 
 /// A context in memory, where there is such a place, for tests that write by the hundred: what they ask is what a reader

@@ -17,7 +17,7 @@ use common::{
     files::{commit, file, files, say},
 };
 use nstance_agent::{Components, Control, State, disk::Disk};
-use nstance_proto::v1::FileTransfer;
+use nstance_proto::v1::{FileTransfer, HealthReportRequest};
 
 fn read(world: &World, name: &str) -> Option<String> {
     fs::read_to_string(world.path("recv").join(name)).ok()
@@ -37,6 +37,42 @@ async fn batch_reaches_the_disk_and_the_next_report() {
     assert_eq!(fs::metadata(world.path("recv/b.env")).unwrap().mode() & 0o7777, 0o600);
     let millis: i64 = fs::read_to_string(world.path("identity/write-files.last")).unwrap().trim().parse().unwrap();
     assert!(common::START.as_millis() <= millis);
+}
+
+/// Names that a report says were received from a server.
+fn received(report: &HealthReportRequest) -> Vec<&str> {
+    let mut names: Vec<_> = report.files.iter().filter(|(_, it)| it.received).map(|(name, _)| name.as_str()).collect();
+    names.sort_unstable();
+    names
+}
+
+#[tokio::test(start_paused = true)]
+async fn reports_of_any_life_tell_received_files_from_those_of_others() {
+    let mut world = World::new();
+    let voice = world.feed_files();
+    world.start_enrolled(&[]).await;
+    for name in ["mine", "taken"] {
+        fs::write(world.path("recv").join(name), "of the machine's owner").unwrap();
+    }
+    let all = [file("1", "a", "a"), file("1", "b", "b"), file("1", "taken", "the server's now"), commit("1", "h1")];
+    say(&voice, all).await;
+    let (_, report) = world.next_change().await;
+    assert_eq!(files(&report).len(), 4);
+    assert_eq!(received(&report), ["a", "b", "taken"]);
+
+    restart(&mut world).await;
+    fs::write(world.path("recv/b"), "changed by hand").unwrap();
+    let changed = fs::File::options().write(true).open(world.path("recv/b")).unwrap();
+    changed.set_modified(std::time::SystemTime::UNIX_EPOCH).unwrap();
+    while world.seen.try_recv().is_ok() {}
+    let voice = world.feed_files();
+    world.start_agent();
+    let (_, report) = world.next_report().await;
+    assert_eq!(received(&report), ["a", "taken"], "remembered, and what somebody changed is his");
+    let remove = FileTransfer { remove: true, ..file("2", "a", "") };
+    say(&voice, [remove, file("2", "b", "b"), commit("2", "h2")]).await;
+    let (_, report) = world.next_change().await;
+    assert_eq!(received(&report), ["b", "taken"]);
 }
 
 #[tokio::test(start_paused = true)]
@@ -216,6 +252,7 @@ async fn death_at_any_step_of_a_batch_is_only_a_later_start() {
         assert_eq!(report.config_hash, "h2", "step {crash_at}");
         let whole = ["a", "b.json", "c"].map(|name| (name.to_owned(), None));
         assert_eq!(files(&report), whole, "step {crash_at}");
+        assert_eq!(received(&report), ["a", "b.json", "c"], "step {crash_at}");
         let found = ["a", "b.json", "c"].map(|name| read(&world, name).unwrap());
         assert_eq!(found, ["new", "[]", "same"], "step {crash_at}");
         if !died {

@@ -384,3 +384,29 @@ async fn a_new_leader_sends_only_what_no_hash_vouches_for() {
     refresh(&shard, &operator, |config| config["defaults"]["vars"]["Greeting"] = "bye".into()).await;
     assert_eq!(machine.apply().await.names(), ["motd"]);
 }
+
+#[tokio::test]
+async fn what_left_while_nobody_led_is_removed_and_a_foreign_file_is_not() {
+    let (shard, machine) = settled(|_| {}).await;
+    let (agent, mut disk, hash) = (machine.agent.clone(), machine.disk.clone(), machine.hash.clone());
+    let without = |config: &mut Value| {
+        config["templates"]["knc"]["files"].as_object_mut().unwrap().remove("motd");
+    };
+    let mut config = shard.site.config(1);
+    every_kind(&mut config);
+    without(&mut config);
+    shard.site.upload(&config).await;
+    let shard = shard.restart("srv-2").await;
+    let operator = Operator::on(&shard).await;
+    disk.insert("notes".to_owned(), b"of the machine's owner".to_vec());
+    let mut machine = Machine::with(agent, &shard.leader, &hash, disk, false).await;
+    machine.foreign.insert("notes".to_owned());
+    machine.report(v1::ReportKind::First).await;
+    let batch = machine.apply().await;
+    assert_eq!(batch.removed, ["motd".to_owned()].into());
+    assert!(machine.disk.contains_key("notes"));
+    machine.make_keys().await;
+    let hash = operator.group("web").await.runtime_hash;
+    machine.settle(&hash, &["node.crt", "tunnel.json"]).await;
+    assert!(!machine.disk.contains_key("motd"));
+}

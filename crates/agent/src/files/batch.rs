@@ -21,6 +21,7 @@ use crate::{
     files::{
         errors,
         names::{FileName, made_safe, shown},
+        received,
         validate::validate,
     },
 };
@@ -177,7 +178,8 @@ impl<'a> Receiver<'a> {
         Access { mode: self.ctx.settings.recv.file_mode, group: self.ctx.settings.recv.group }
     }
 
-    /// The order is the contract: files, then the directory, then error entries, then the hash, then who wants to know.
+    /// The order is the contract: files, then the directory, then what is ours of them, then error entries, then the
+    /// hash, then who wants to know.
     fn commit(&mut self, hash: &str) {
         let ctx = self.ctx;
         let mut entries = std::mem::take(&mut self.entries);
@@ -191,6 +193,8 @@ impl<'a> Receiver<'a> {
         if let Err(error) = &durable {
             tracing::error!(error = %Chain(error), "received files are not safe on disk");
         }
+        let placed = |(name, entry)| matches!(entry, &Entry::Staged { .. } | &Entry::Same { .. }).then_some(name);
+        received::note(ctx, entries.iter().filter_map(placed));
         let n_files = entries.len() + nameless.len();
         let n_failed = self.settle(&entries, &nameless, hash);
         let held_back = ctx.files.failures().held_back(hash, self.stream);

@@ -174,9 +174,11 @@ fn look(
 ) -> Result<Look, Option<Timestamp>> {
     let wanted = wanted(term, instance).ok_or(None)?;
     let it = term.world.lock().entries.get(&instance).map(|entry| entry.instance().clone()).ok_or(None)?;
+    // From an old copy of the config nobody concludes that a file left.
+    let is_old = term.applied().stale;
     let mut state = stream.delivery.lock();
-    state.memory.look(&wanted);
     let report = state.reported.clone().filter(|report| report.session == hello.session);
+    state.memory.look(&wanted, report.as_deref().filter(|_| !is_old));
     let heard = match &report {
         Some(report) => Heard::Report(report),
         None if now < patience => Heard::Waiting { until: patience },

@@ -44,6 +44,8 @@ pub struct Machine {
     pub disk: BTreeMap<String, Vec<u8>>,
     /// Files that it cannot write, and why.
     pub broken: BTreeMap<String, String>,
+    /// Files on its disk that no server sent.
+    pub foreign: BTreeSet<String>,
     pub epoch: u64,
     reports: mpsc::Sender<v1::HealthReportRequest>,
     pub asks: Streaming<v1::KeyGenerationRequest>,
@@ -90,6 +92,7 @@ impl Machine {
             keys: BTreeMap::new(),
             disk,
             broken: BTreeMap::new(),
+            foreign: BTreeSet::new(),
             epoch: leader.epoch.0,
             reports,
             asks,
@@ -111,7 +114,10 @@ impl Machine {
     pub fn state(&self, kind: v1::ReportKind) -> v1::HealthReportRequest {
         let written = self.disk.keys().map(|name| (name, file_status::Status::LastModified(now())));
         let broken = self.broken.iter().map(|(name, why)| (name, file_status::Status::Error(why.clone())));
-        let files = written.chain(broken).map(|(name, status)| (name.clone(), v1::FileStatus { status: Some(status) }));
+        let received = |name: &String| self.disk.contains_key(name) && !self.foreign.contains(name);
+        let files = written
+            .chain(broken)
+            .map(|(name, status)| (name.clone(), v1::FileStatus { received: received(name), status: Some(status) }));
         v1::HealthReportRequest {
             config_hash: self.hash.clone(),
             session_id: self.session.clone(),

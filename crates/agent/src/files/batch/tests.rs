@@ -266,7 +266,7 @@ fn hostile_names_touch_nothing() {
     receiver.take(commit("3", "h3"));
     assert_eq!(names(outer.path()), ["identity", "keys", "recv"].map(str::to_owned).into());
     assert_eq!(names(&ctx.settings.identity.path), ["config.hash", "write-files.last"].map(str::to_owned).into());
-    assert_eq!(names(&ctx.settings.recv.path), [".stage", "errors", "good"].map(str::to_owned).into());
+    assert_eq!(names(&ctx.settings.recv.path), [".received", ".stage", "errors", "good"].map(str::to_owned).into());
     let entries: BTreeSet<String> = errors::all(&ctx).into_keys().collect();
     assert_eq!(entries, bad.iter().map(|name| made_safe(name)).collect());
     assert!(errors::all(&ctx).values().all(|text| !text.contains('\n')));
@@ -477,13 +477,16 @@ fn crash_at_any_step_leaves_whole_files_and_the_batch_comes_again() {
         assert_eq!(found, ["new", "new", "same", "{}"], "step {crash_at}");
         assert_eq!((hash(&ctx).as_str(), content(&ctx, "gone")), ("h2", None), "step {crash_at}");
         assert!(errors::all(&ctx).is_empty(), "step {crash_at}");
-        let expected = [".on-change", ".stage", "changed", "errors", "new", "same", "well.json"];
+        let ours = ["changed", "new", "same", "well.json"].map(str::to_owned);
+        assert_eq!(crate::files::received::names(&ctx), ours.into(), "step {crash_at}");
+        let expected = [".on-change", ".received", ".stage", "changed", "errors", "new", "same", "well.json"];
         assert_eq!(names(&ctx.settings.recv.path), expected.map(str::to_owned).into(), "step {crash_at}");
         if !died {
             break;
         }
         n_crashes += 1;
     }
-    // Three staged, names noted (3), one removed, three placed, directory, error entry, hash (3), time (3).
-    assert_eq!(n_crashes, 18);
+    // Three staged, names noted (3), one removed, three placed, directory, what is ours (3), error entry, hash (3),
+    // time (3).
+    assert_eq!(n_crashes, 21);
 }

@@ -263,7 +263,7 @@ impl Agent {
     fn report(&self, state: &State, interval: Duration, kind: ReportKind) -> HealthReportRequest {
         let at = now();
         let written = |(name, at): (&String, &prost_types::Timestamp)| {
-            (name.clone(), FileStatus { status: Some(file_status::Status::LastModified(*at)) })
+            (name.clone(), FileStatus { status: Some(file_status::Status::LastModified(*at)), received: true })
         };
         let metrics = || Metrics {
             cpu_usage: 12.5,

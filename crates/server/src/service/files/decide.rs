@@ -89,6 +89,8 @@ pub struct Reported {
     /// Empty if the agent has none.
     pub hash: String,
     pub files: BTreeMap<String, Shown>,
+    /// Files that lie there as the agent wrote them for a server, be it an earlier leader. All others are not ours.
+    pub received: BTreeSet<String>,
     pub addresses: Addresses,
 }
 
@@ -220,8 +222,8 @@ impl Memory {
         self.checked_for = None;
     }
 
-    /// Takes note of what left the template.
-    pub fn look(&mut self, wanted: &Wanted) {
+    /// Takes note of what left the template: since we looked last, or while others led, of which only a report knows.
+    pub fn look(&mut self, wanted: &Wanted, report: Option<&Reported>) {
         let names: BTreeSet<String> = wanted.merged.files.keys().cloned().collect();
         for name in self.names.difference(&names) {
             self.left.insert(name.clone());
@@ -230,6 +232,7 @@ impl Memory {
             self.tries.remove(name);
             self.told.remove(name);
         }
+        self.left.extend(report.into_iter().flat_map(|it| it.received.iter().cloned()));
         self.left.retain(|name| !names.contains(name));
         self.names = names;
     }

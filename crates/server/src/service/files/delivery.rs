@@ -164,12 +164,14 @@ fn read(report: &v1::HealthReportRequest) -> Reported {
         };
         Some((name.clone(), shown))
     });
+    let received = report.files.iter().filter(|(name, it)| it.received && is_name(name)).map(|(name, _)| name.clone());
     let said = |text: &String| (!text.is_empty() && text.len() <= 253).then(|| text.clone());
     Reported {
         session: report.session_id.chars().take(MAX_ERROR).collect(),
         hash: report.config_hash.chars().take(MAX_ERROR).collect(),
         // Ordered before it is cut: what is kept must not depend on the order of a map.
         files: files.collect::<BTreeMap<_, _>>().into_iter().take(MAX_FILES).collect(),
+        received: received.collect::<BTreeSet<_>>().into_iter().take(MAX_FILES).collect(),
         addresses: Addresses {
             ip4: said(&report.private_ipv4),
             ip6: said(&report.private_ipv6),

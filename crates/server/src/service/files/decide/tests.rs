@@ -61,7 +61,7 @@ fn known(n: u8) -> Known {
 fn settled(hash: &str) -> Memory {
     let (wanted, mut memory) = (wanted(hash), Memory::default());
     memory.opened(NOW);
-    memory.look(&wanted);
+    memory.look(&wanted, None);
     let order = Order { all: true, ..Order::default() };
     memory.checked(&order, &wanted, NOW);
     memory.sent(ALL.iter().map(|name| ((*name).to_owned(), known(1))).collect(), &wanted, true, NOW);
@@ -268,13 +268,49 @@ fn a_key_that_changes_again_and_again_is_not_signed_for_each_time() {
 fn what_left_the_template_is_removed_until_it_is_gone() {
     let mut memory = settled("old");
     let without = wanted_without("new", "motd");
-    memory.look(&without);
+    memory.look(&without, None);
     assert_eq!(memory.left(), names(&["motd"]));
     memory.sent(BTreeMap::new(), &without, true, after(10));
     memory.reported(&report("old", &ALL), false, after(11));
     assert_eq!(memory.left(), names(&["motd"]), "that report may have crossed the batch");
     memory.reported(&report("new", &["node.crt", "token"]), false, after(20));
     assert_eq!(memory.left(), names(&[]));
-    memory.look(&wanted("old"));
+    memory.look(&wanted("old"), None);
     assert_eq!(memory.left(), names(&[]), "wanted again");
+}
+
+/// A report in which these of its files were received from a server.
+fn having_received(report: Reported, names: &[&str]) -> Reported {
+    Reported { received: names.iter().map(|name| (*name).to_owned()).collect(), ..report }
+}
+
+#[test]
+fn what_left_under_another_leader_is_removed_and_a_foreign_file_is_not() {
+    let (wanted, mut memory) = (wanted_without("new", "motd"), Memory::default());
+    memory.opened(NOW);
+    let before = having_received(report("old", &["foreign", "motd", "node.crt", "token"]), &ALL);
+    memory.look(&wanted, None);
+    assert_eq!(memory.left(), names(&[]), "nothing is concluded without a report");
+    memory.look(&wanted, Some(&before));
+    assert_eq!(memory.left(), names(&["motd"]));
+    let Due::Batch(_) = memory.decide(NOW, &wanted, &held(), Heard::Report(&before)) else { panic!("at once") };
+    memory.sent(BTreeMap::new(), &wanted, true, NOW);
+    let after = having_received(report("new", &["foreign", "node.crt", "token"]), &["node.crt", "token"]);
+    memory.reported(&after, true, after_crossing());
+    memory.look(&wanted, Some(&after));
+    assert_eq!(memory.left(), names(&[]));
+}
+
+fn after_crossing() -> Timestamp {
+    NOW.plus(CROSSING)
+}
+
+#[test]
+fn an_agent_that_has_the_hash_still_loses_what_is_not_in_the_template() {
+    let (wanted, mut memory) = (wanted_without("h", "motd"), Memory::default());
+    memory.opened(NOW);
+    let all = having_received(report("h", &ALL), &ALL);
+    memory.look(&wanted, Some(&all));
+    let Due::Batch(_) = memory.decide(NOW, &wanted, &held(), Heard::Report(&all)) else { panic!("a new stream") };
+    assert_eq!(memory.left(), names(&["motd"]));
 }
