@@ -20,7 +20,7 @@ mod batch;
 mod on_change;
 
 use std::{
-    collections::BTreeMap,
+    collections::{BTreeMap, btree_map::Entry},
     convert::Infallible,
     fs,
     os::unix::fs::MetadataExt as _,
@@ -77,9 +77,18 @@ pub(crate) async fn stream(ctx: &Context, mut client: Client, open: &Streams<'_>
     }
 }
 
+/// What all errors of a report may say together, and what each of them may say in any case. A report that is too large
+/// for its server is as good as none, and a machine that is not heard is replaced.
+const MAX_ERROR_BYTES: usize = 64 * 1024;
+const LEAST_ERROR_BYTES: usize = 64;
+
 /// The received files and what went wrong, as reports tell them. An error hides the time of the file it is about: the
 /// server must not take the old content for what it sent.
+///
+/// There is room for so many names: first come those that the server sent, for it would send again what it does not
+/// find, then errors, then whatever else lies there.
 pub(crate) fn status(ctx: &Context) -> BTreeMap<String, FileStatus> {
+    let ours = received::names(ctx);
     let entries = fs::read_dir(&ctx.settings.recv.path).into_iter().flatten().flatten();
     let times = entries.filter_map(|entry| {
         let name = entry.file_name().into_string().ok().filter(|name| !name.starts_with('.'))?;
@@ -88,13 +97,25 @@ pub(crate) fn status(ctx: &Context) -> BTreeMap<String, FileStatus> {
         let nanos = i32::try_from(found.mtime_nsec()).unwrap_or(0);
         Some((name, Status::LastModified(prost_types::Timestamp { seconds: found.mtime(), nanos })))
     });
-    let errors = errors::all(ctx).into_iter().map(|(name, text)| (name, Status::Error(text)));
-    let ours = received::names(ctx);
-    let told = |(name, status): (String, Status)| {
-        let received = ours.contains(&name);
-        (name, FileStatus { status: Some(status), received })
-    };
-    times.take(MAX_FILES).chain(errors).map(told).collect()
+    let (received, others): (BTreeMap<_, _>, BTreeMap<_, _>) = times.partition(|(name, _)| ours.contains(name));
+    let mut room = MAX_ERROR_BYTES;
+    let errors = errors::all(ctx).into_iter().map(|(name, mut text)| {
+        text.truncate(text.floor_char_boundary(room.max(LEAST_ERROR_BYTES)));
+        room = room.saturating_sub(text.len());
+        (name, Status::Error(text))
+    });
+    let mut told = BTreeMap::new();
+    for (name, status) in received.into_iter().chain(errors).chain(others) {
+        let (is_full, received) = (MAX_FILES <= told.len(), ours.contains(&name));
+        match told.entry(name) {
+            Entry::Vacant(_) if is_full => {}
+            Entry::Vacant(place) => drop(place.insert(FileStatus { status: Some(status), received })),
+            // Whatever came first says more, but for an error.
+            Entry::Occupied(mut place) if matches!(status, Status::Error(_)) => place.get_mut().status = Some(status),
+            Entry::Occupied(_) => {}
+        }
+    }
+    told
 }
 
 /// A context in memory, where there is such a place, for tests that write by the hundred: what they ask is what a reader
@@ -112,7 +133,41 @@ pub(crate) fn in_memory() -> ([tempfile::TempDir; 2], Context) {
 mod tests {
     use std::{os::unix::fs::symlink, time::Duration, time::SystemTime};
 
+    use nstance_proto::v1::HealthReportRequest;
+    use prost::Message as _;
+
     use super::*;
+    use crate::files::{batch::Receiver, names::made_safe};
+
+    #[test]
+    fn a_report_is_bounded_and_foreign_files_do_not_hide_what_was_received() {
+        let (_directories, ctx) = in_memory();
+        let mut receiver = Receiver::open(&ctx);
+        let long = |n: usize| format!("{n:03}-{}", "x".repeat(120));
+        for n in 0..MAX_FILES - 12 {
+            fs::write(ctx.settings.recv.path.join(long(n)), "foreign").unwrap();
+        }
+        for n in 0..10 {
+            let transfer = nstance_proto::v1::FileTransfer {
+                batch_id: "1".into(),
+                filename: format!("zz-{n}"),
+                config_hash: if n == 9 { "h".into() } else { String::new() },
+                ..Default::default()
+            };
+            receiver.take(transfer);
+        }
+        let told = status(&ctx);
+        assert_eq!(told.len(), MAX_FILES - 2);
+        for n in 0..MAX_FILES {
+            errors::tell(&ctx, &long(n), "ä".repeat(2000));
+        }
+        let told = status(&ctx);
+        assert_eq!(told.len(), MAX_FILES);
+        assert!((0..10).all(|n| told[&format!("zz-{n}")].received));
+        assert!(matches!(&told[&made_safe(&long(0))].status, Some(Status::Error(text)) if 1000 < text.len()));
+        let report = HealthReportRequest { files: told.into_iter().collect(), ..Default::default() };
+        assert!(report.encoded_len() < 200 * 1024, "{} bytes", report.encoded_len());
+    }
 
     #[test]
     fn report_shows_plain_files_with_their_times_and_errors_before_them() {
