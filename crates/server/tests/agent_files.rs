@@ -172,6 +172,35 @@ async fn certificates_of_a_batch_are_logged_in_one_entry_with_their_serials() {
     assert_eq!(logged[0].subject_id, machine.id().to_string());
 }
 
+/// More certificates than one entry of the log has room for.
+#[tokio::test]
+async fn many_certificates_come_in_several_batches_and_the_hash_with_the_last() {
+    let many = |cn: &'static str| {
+        move |config: &mut Value| {
+            config["certificates"]["many"] = json!({ "kind": "client", "cn": cn, "ttl": "30d" });
+            let key = json!({ "source": "agent", "name": "node" });
+            let files = (0..70).map(|n| {
+                (format!("c{n:02}.crt"), json!({ "kind": "certificate", "template": "many", "key": key.clone() }))
+            });
+            config["templates"]["knc"]["files"] = files.collect();
+        }
+    };
+    let names: Vec<String> = (0..70).map(|n| format!("c{n:02}.crt")).collect();
+    let all: Vec<&str> = names.iter().map(String::as_str).collect();
+    let (shard, mut machine) = one_with(site().await, many("first")).await;
+    machine.make_keys().await;
+    let old = machine.hash.clone();
+    machine.settle(&old, &all).await;
+    let operator = Operator::on(&shard).await;
+    let hash = refresh(&shard, &operator, many("second")).await;
+    let mut arrived = BTreeSet::new();
+    while machine.hash != hash {
+        let batch = machine.apply().await;
+        arrived.extend(batch.names().into_iter().map(ToOwned::to_owned));
+    }
+    assert_eq!(Vec::from_iter(arrived), names, "whoever has the hash has everything");
+}
+
 #[tokio::test]
 async fn a_changed_var_sends_exactly_the_changed_file_and_replaces_nobody() {
     let (shard, mut machine) = settled(|_| {}).await;

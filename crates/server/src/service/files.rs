@@ -186,7 +186,10 @@ fn look(
     };
     match state.memory.decide(now, &wanted, &state.held(), heard) {
         Due::Wait(at) => Err(at),
-        Due::Batch(order) => Ok(Look { instance: it, wanted, order, report, keys: state.keys.clone() }),
+        Due::Batch(order) => {
+            state.memory.begun();
+            Ok(Look { instance: it, wanted, order, report, keys: state.keys.clone() })
+        }
     }
 }
 

@@ -105,7 +105,8 @@ pub(super) async fn make(term: &Arc<Term>, delivery: &Delivery, look: &Look) -> 
             _ if !sends => {}
             None => files.push(Prepared { name: name.clone(), signed: None }),
             Some(draft) if drafts.len() < MAX_SIGNED => drafts.push((name.clone(), print, draft)),
-            Some(_) => {}
+            // Not complete without it: otherwise the agent would be told that it has it.
+            Some(_) => delivery.lock().memory.postponed(name),
         }
     }
     match sign(term, &look.instance, drafts).await {

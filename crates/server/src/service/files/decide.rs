@@ -167,6 +167,8 @@ pub struct Memory {
     /// The hash for which all contents were compared on the stream that is open, and when.
     checked_for: Option<String>,
     checked_at: Option<Timestamp>,
+    /// Contents are to be compared again, and the batch that is being made may not know.
+    changed: bool,
     /// The hash that a batch said was reached.
     completed: Option<String>,
     drift: Tries,
@@ -220,6 +222,12 @@ impl Memory {
     /// Contents are compared at the next look: a key or an address is another.
     pub fn look_again(&mut self) {
         self.checked_for = None;
+        self.changed = true;
+    }
+
+    /// A batch is made from what is known now. What changes from here on is for the next one.
+    pub fn begun(&mut self) {
+        self.changed = false;
     }
 
     /// Takes note of what left the template: since we looked last, or while others led, of which only a report knows.
@@ -373,6 +381,12 @@ impl Memory {
         self.left.clone()
     }
 
+    /// A file is to be sent and does not fit into this batch: it is due at once.
+    pub fn postponed(&mut self, name: &str) {
+        self.doubtful.insert(name.to_owned());
+        self.tries.remove(name);
+    }
+
     /// A file was not made: the agent keeps what it has. Answers when it is tried again.
     pub fn failed(&mut self, name: &str, now: Timestamp) -> Duration {
         self.doubtful.insert(name.to_owned());
@@ -403,7 +417,7 @@ impl Memory {
     /// All of an order was looked at, for this hash.
     pub fn checked(&mut self, order: &Order, wanted: &Wanted, now: Timestamp) {
         self.is_fresh = false;
-        if order.all || order.compare {
+        if (order.all || order.compare) && !self.changed {
             self.checked_for = Some(wanted.hash.clone());
             self.checked_at = Some(now);
         }

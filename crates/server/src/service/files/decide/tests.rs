@@ -72,6 +72,7 @@ fn settled(hash: &str) -> Memory {
 /// What is sent now, after every content was compared.
 fn sends(memory: &mut Memory, wanted: &Wanted, now: Timestamp, report: &Reported, prints: u8) -> Vec<String> {
     let Due::Batch(order) = memory.decide(now, wanted, &held(), Heard::Report(report)) else { return Vec::new() };
+    memory.begun();
     let mut sent = Vec::new();
     for name in wanted.merged.files.keys() {
         let sends = match memory.verdict(&order, wanted, name, now) {
@@ -262,6 +263,40 @@ fn a_key_that_changes_again_and_again_is_not_signed_for_each_time() {
     memory.checked(&Order { compare: true, ..Order::default() }, &wanted, after(1));
     assert_eq!(memory.decide(after(2), &wanted, &held(), Heard::Report(&all)), Due::Wait(Some(after(10))));
     assert_eq!(sends(&mut memory, &wanted, after(10), &all, 2), ALL, "but soon");
+}
+
+#[test]
+fn what_changes_while_a_batch_is_made_is_compared_after_it() {
+    let (wanted, mut memory) = (wanted("h"), settled("h"));
+    let all = report("h", &ALL);
+    memory.look_again();
+    let Due::Batch(order) = memory.decide(after(20), &wanted, &held(), Heard::Report(&all)) else { panic!() };
+    memory.begun();
+    // Another key, or another address.
+    memory.look_again();
+    memory.checked(&order, &wanted, after(20));
+    let Due::Batch(order) = memory.decide(after(20), &wanted, &held(), Heard::Report(&all)) else {
+        panic!("forgotten")
+    };
+    assert!(order.compare);
+    memory.begun();
+    memory.checked(&order, &wanted, after(20));
+    let Due::Wait(_) = memory.decide(after(20), &wanted, &held(), Heard::Report(&all)) else { panic!("once") };
+}
+
+#[test]
+fn what_did_not_fit_keeps_the_hash_back_and_comes_next() {
+    let (wanted, mut memory) = (wanted("new"), settled("old"));
+    let all = report("old", &ALL);
+    memory.opened(after(20));
+    memory.begun();
+    memory.postponed("node.crt");
+    let sent = BTreeMap::from([("motd".to_owned(), known(2))]);
+    assert!(!memory.is_complete(&wanted, &sent, Some(&all)));
+    memory.checked(&Order { compare: true, ..Order::default() }, &wanted, after(20));
+    memory.sent(sent, &wanted, false, after(20));
+    let Due::Batch(order) = memory.decide(after(20), &wanted, &held(), Heard::Report(&all)) else { panic!("at once") };
+    assert_eq!(order.names, names(&["node.crt"]));
 }
 
 #[test]
