@@ -16,12 +16,12 @@ use common::{
     machine::{Batch, Machine},
     meddler::Meddler,
     operator::Operator,
-    overwrite, wait_for,
+    overwrite, shard_id, wait_for,
 };
 use nstance_proto::v1;
 use nstance_providers::fake::FakeOptions;
 use nstance_server::vitals::Role;
-use nstance_store::memory::MemoryStore;
+use nstance_store::{memory::MemoryStore, records::groups_key};
 use serde_json::{Value, json};
 use tonic::{Code, Status};
 use x509_parser::prelude::*;
@@ -241,6 +241,36 @@ async fn a_file_that_left_the_template_is_removed() {
     let batch = machine.apply().await;
     assert!(batch.files.is_empty());
     assert_eq!((batch.removed, batch.hash), (["motd".to_owned()].into(), hash));
+}
+
+#[tokio::test]
+async fn without_the_groups_file_nobody_loses_what_it_said() {
+    let (shard, mut machine) = settled(|_| {}).await;
+    let operator = Operator::on(&shard).await;
+    let vars = [("Greeting".to_owned(), "good night".to_owned())].into();
+    let request = v1::UpsertGroupRequest {
+        key: "web".to_owned(),
+        config: Some(v1::GroupConfig { vars, ..v1::GroupConfig::default() }),
+        ..v1::UpsertGroupRequest::default()
+    };
+    operator.client().upsert_group(request).await.unwrap();
+    assert_eq!(machine.apply().await.text("motd"), "good night from demo\n");
+    let (agent, disk, hash) = (machine.agent.clone(), machine.disk.clone(), machine.hash.clone());
+    let (key, store) = (groups_key(&shard_id()), shard.site.bucket.clone());
+    let good = store.get(&key).await.unwrap().body;
+    overwrite(store.as_ref(), &key, b"{ oops".to_vec()).await;
+
+    let shard = shard.restart("srv-2").await;
+    let mut machine = Machine::with(agent.clone(), &shard.leader, &hash, disk.clone(), true).await;
+    // What it takes in, it would send for: its files are looked at when the keys are there.
+    machine.make_keys().await;
+    assert!(machine.receive_within(Duration::from_millis(500)).await.is_none(), "who knows what they should be?");
+
+    overwrite(store.as_ref(), &key, good).await;
+    let shard = shard.restart("srv-3").await;
+    let mut machine = Machine::with(agent, &shard.leader, &hash, disk, true).await;
+    let batch = machine.apply().await;
+    assert_eq!((batch.names(), &batch.hash), (vec!["bootstrap.sh", "tunnel.json"], &hash), "as it was");
 }
 
 #[tokio::test]

@@ -173,11 +173,19 @@ fn look(
     now: Timestamp,
 ) -> Result<Look, Option<Timestamp>> {
     let wanted = wanted(term, instance).ok_or(None)?;
-    let it = term.world.lock().entries.get(&instance).map(|entry| entry.instance().clone()).ok_or(None)?;
+    let (it, groups_known) = {
+        let state = term.world.lock();
+        let it = state.entries.get(&instance).map(|entry| entry.instance().clone()).ok_or(None)?;
+        (it, state.complete.groups)
+    };
     // From an old copy of the config nobody concludes that a file left.
     let is_old = term.applied().stale;
     let mut state = stream.delivery.lock();
     let report = state.reported.clone().filter(|report| report.session == hello.session);
+    // Nobody can read what the API set of the groups: only one whose hash is ours is known to be owed just this.
+    if !groups_known && report.as_ref().is_none_or(|report| report.hash != wanted.hash) {
+        return Err(None);
+    }
     state.memory.look(&wanted, report.as_deref().filter(|_| !is_old));
     let heard = match &report {
         Some(report) => Heard::Report(report),
