@@ -49,7 +49,8 @@ const UNTRUSTED_PAUSE: Duration = Duration::from_secs(30);
 /// A machine that the server has given up looks again now and then: the record may be wrong, and a person may mend it.
 const DISMISSED_PAUSE: Duration = Duration::from_secs(60);
 
-const DISK_PAUSE: Duration = Duration::from_secs(10);
+/// Before a file that could not be read or written is tried again.
+pub(crate) const DISK_PAUSE: Duration = Duration::from_secs(10);
 
 const REJOIN_CAP: Duration = Duration::from_secs(60);
 
@@ -89,10 +90,9 @@ impl AttemptError {
 }
 
 /// The certificate that lies in the directory, if it is this machine's and the key's.
-pub(crate) fn own_certificate(ctx: &Context, key: &KeyPair) -> Option<(Vec<u8>, Peer)> {
-    let chain = ctx.dir.certificate().ok()??;
-    let peer = read_certificate(ctx, key, &chain)?;
-    Some((chain, peer))
+pub(crate) fn own_certificate(ctx: &Context, key: &KeyPair) -> Result<Option<(Vec<u8>, Peer)>, DirError> {
+    let Some(chain) = ctx.dir.certificate()? else { return Ok(None) };
+    Ok(read_certificate(ctx, key, &chain).map(|peer| (chain, peer)))
 }
 
 fn read_certificate(ctx: &Context, key: &KeyPair, chain: &[u8]) -> Option<Peer> {
@@ -147,7 +147,7 @@ async fn enrol_once(ctx: &Context, refused: bool) -> Result<Enrolment, Hindrance
             key
         }
     };
-    let known = own_certificate(ctx, &key);
+    let known = own_certificate(ctx, &key)?;
     if let Some((_, peer)) = &known
         && !refused
         && ctx.now() <= peer.not_after
@@ -199,11 +199,16 @@ async fn register(ctx: &Context, key: &KeyPair, nonce: &str, good_until: Timesta
 
 /// Gets a new certificate for the old key. The counter is on disk before it is on the wire.
 pub(crate) async fn rejoin(ctx: &Context) -> Result<Enrolment, Stopped> {
-    let Ok(Some(key)) = ctx.dir.key() else { return Ok(Enrolment::Fatal("identity.key is gone".to_owned())) };
-    let tenant: Option<Tenant> = own_certificate(ctx, &key).and_then(|(_, peer)| peer.tenant().cloned());
-    let cluster: Option<ClusterId> = ctx.dir.cluster().and_then(|text| text.parse().ok());
-    let (Some(tenant), Some(cluster)) = (tenant, cluster) else {
-        return Ok(Enrolment::Fatal("the old certificate or cluster.id is gone; a new nonce is needed".to_owned()));
+    let (key, tenant, cluster) = loop {
+        match old_identity(ctx) {
+            Ok(Ok(found)) => break found,
+            Ok(Err(gone)) => return Ok(Enrolment::Fatal(gone.to_owned())),
+            Err(error) if error.may_pass() => {
+                tracing::warn!(error = %Chain(&error), "cannot rejoin yet");
+                ctx.pause(about(DISK_PAUSE, ctx.entropy())).await?;
+            }
+            Err(error) => return Ok(Enrolment::Fatal(Chain(&error).to_string())),
+        }
     };
     let client_id = ctx.settings.instance.to_string();
     let mut waits = Waits::new(ctx, Some(REJOIN_CAP));
@@ -246,6 +251,17 @@ pub(crate) async fn rejoin(ctx: &Context) -> Result<Enrolment, Stopped> {
             },
         }
     }
+}
+
+/// What a rejoin is proved with, or what of it is gone.
+fn old_identity(ctx: &Context) -> Result<Result<(KeyPair, Tenant, ClusterId), &'static str>, DirError> {
+    let Some(key) = ctx.dir.key()? else { return Ok(Err("identity.key is gone; a new nonce is needed")) };
+    let tenant = own_certificate(ctx, &key)?.and_then(|(_, peer)| peer.tenant().cloned());
+    let cluster = ctx.dir.cluster()?.and_then(|text| text.parse().ok());
+    let (Some(tenant), Some(cluster)) = (tenant, cluster) else {
+        return Ok(Err("the old certificate or cluster.id is gone; a new nonce is needed"));
+    };
+    Ok(Ok((key, tenant, cluster)))
 }
 
 /// What one round over all addresses came to.

@@ -44,6 +44,13 @@ pub enum DirError {
     Key { path: PathBuf, source: KeyError },
 }
 
+impl DirError {
+    /// Whether the file is there and may be read at another time: the disk, its mode or the process is at fault.
+    pub(crate) fn may_pass(&self) -> bool {
+        matches!(self, Self::Read { source, .. } if source.kind() != io::ErrorKind::NotFound)
+    }
+}
+
 /// How far a rejoin got: the counter is written before it is sent, and again once its answer is safe.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum RejoinCounter {
@@ -128,9 +135,8 @@ impl IdentityDir {
         self.write(LAST_BATCH, format!("{}\n", at.as_millis()).as_bytes(), 0o644)
     }
 
-    pub fn cluster(&self) -> Option<String> {
-        let bytes = self.read(CLUSTER).ok()??;
-        Some(String::from_utf8_lossy(&bytes).trim().to_owned())
+    pub fn cluster(&self) -> Result<Option<String>, DirError> {
+        Ok(self.read(CLUSTER)?.map(|bytes| String::from_utf8_lossy(&bytes).trim().to_owned()))
     }
 
     pub fn write_cluster(&self, cluster: &str) -> Result<(), DirError> {
@@ -253,7 +259,7 @@ mod tests {
         let (outer, dir) = directory();
         fs::write(outer.path().join(".cluster.id.tmp"), "half").unwrap();
         dir.write_cluster("demo").unwrap();
-        assert_eq!(dir.cluster().as_deref(), Some("demo"));
+        assert_eq!(dir.cluster().unwrap().as_deref(), Some("demo"));
         assert!(!outer.path().join(".cluster.id.tmp").exists());
     }
 

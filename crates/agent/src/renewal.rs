@@ -76,7 +76,7 @@ pub(crate) async fn renew(ctx: &Context, client: &Client, schedule: &mut Schedul
 
 fn current(ctx: &Context) -> Option<(KeyPair, Peer)> {
     let key = ctx.dir.key().ok()??;
-    let (_, peer) = own_certificate(ctx, &key)?;
+    let (_, peer) = own_certificate(ctx, &key).ok()??;
     Some((key, peer))
 }
 
@@ -112,7 +112,7 @@ async fn once(ctx: &Context, client: &Client, key: &KeyPair) -> Result<Link, Fai
                     return Ok(link);
                 }
             }
-            Err(why) => tracing::warn!(why, "new certificate cannot be used"),
+            Err(why) => tracing::warn!(%why, "new certificate cannot be used"),
         }
         sleep(backoff.next(ctx.entropy())).await;
     }

@@ -32,9 +32,10 @@ use tonic::{Code, Status};
 
 use crate::{
     context::{Context, State, Stopped},
-    enrol::own_certificate,
+    enrol::{DISK_PAUSE, own_certificate},
     files,
     health::Reports,
+    identity_dir::DirError,
     keys,
     link::{Link, dial},
     machine::Addresses,
@@ -108,7 +109,16 @@ pub(crate) async fn serve(ctx: &Context, reports: &mut Reports) -> SessionOver {
                 // Read anew for every connection: a bundle may have been put there by hand meanwhile.
                 let tls = match tls_of(ctx) {
                     Ok(tls) => tls,
-                    Err(why) => return SessionOver::Park(why),
+                    // A disk may be mended; a machine must not need a restart for it.
+                    Err(Unusable::ForNow(why)) => {
+                        tracing::warn!(why, "cannot connect yet");
+                        if ctx.pause_unless_urgent(about(DISK_PAUSE, ctx.entropy())).await.is_err() {
+                            farewell(ctx, reports).await;
+                            return SessionOver::Left;
+                        }
+                        continue;
+                    }
+                    Err(Unusable::Gone(why)) => return SessionOver::Park(why),
                 };
                 match ctx.unless_stopped(open(ctx, &tls)).await {
                     Ok(Ok(link)) => (link, None),
@@ -201,15 +211,34 @@ fn after(ctx: &Context, ended: Ended, reconnect: &mut Reconnect, now: Mono) -> R
     }
 }
 
-pub(crate) fn tls_of(ctx: &Context) -> Result<Arc<ClientConfig>, String> {
-    let text = |error: &(dyn std::error::Error + 'static)| Chain(error).to_string();
-    let bundle = ctx.dir.ca().map_err(|error| text(&error))?;
-    let key = ctx.dir.key().map_err(|error| text(&error))?.ok_or("identity.key is gone")?;
-    let (chain, peer) = own_certificate(ctx, &key).ok_or("identity.crt is gone or not this machine's")?;
+/// Why there is nothing to connect with.
+#[derive(Debug, thiserror::Error)]
+pub(crate) enum Unusable {
+    /// It is there, and cannot be read at the moment.
+    #[error("{0}")]
+    ForNow(String),
+    #[error("{0}")]
+    Gone(String),
+}
+
+impl From<DirError> for Unusable {
+    fn from(error: DirError) -> Self {
+        let text = Chain(&error).to_string();
+        if error.may_pass() { Self::ForNow(text) } else { Self::Gone(text) }
+    }
+}
+
+pub(crate) fn tls_of(ctx: &Context) -> Result<Arc<ClientConfig>, Unusable> {
+    let gone = |what: &str| Unusable::Gone(what.to_owned());
+    let bundle = ctx.dir.ca()?;
+    let key = ctx.dir.key()?.ok_or_else(|| gone("identity.key is gone"))?;
+    let own = own_certificate(ctx, &key)?;
+    let (chain, peer) = own.ok_or_else(|| gone("identity.crt is gone or not this machine's"))?;
     if ctx.now().plus(CLOCK_DOUBT) < peer.not_before {
         ctx.board.set_remark("clock");
     }
-    client_config(&bundle, Some((&chain, &key)), ctx.parts.clock.clone()).map_err(|error| text(&error))
+    client_config(&bundle, Some((&chain, &key)), ctx.parts.clock.clone())
+        .map_err(|error| gone(&Chain(&error).to_string()))
 }
 
 /// Dials the addresses in order; the first that answers is it. All of them failing is one step of the backoff.

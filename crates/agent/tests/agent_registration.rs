@@ -5,7 +5,7 @@ mod common;
 use std::{fs, time::Duration};
 
 use common::{DAY, REGISTRATION, Register, Talk, World, refusal};
-use nstance_agent::State;
+use nstance_agent::{Control, State};
 use nstance_identity::keys::KeyPair;
 use tonic::Code;
 
@@ -122,6 +122,46 @@ async fn unreadable_key_parks_rather_than_being_replaced() {
     world.start_agent();
     assert!(world.until_parked().await.contains("identity.key"));
     assert_eq!(fs::read_to_string(world.path("identity/identity.key")).unwrap(), "nonsense");
+}
+
+/// A file that is there and cannot be read is no proof that there is none.
+#[tokio::test(start_paused = true)]
+async fn certificate_that_cannot_be_read_for_a_while_parks_nobody() {
+    let mut world = World::new();
+    world.write_nonce(HOUR);
+    let server = world.start_server();
+    world.start_agent();
+    world.until(serving).await;
+    let hide = |world: &World| {
+        fs::rename(world.path("identity/identity.crt"), world.path("identity/aside")).unwrap();
+        fs::create_dir(world.path("identity/identity.crt")).unwrap();
+    };
+    let mend = |world: &World| {
+        fs::remove_dir(world.path("identity/identity.crt")).unwrap();
+        fs::rename(world.path("identity/aside"), world.path("identity/identity.crt")).unwrap();
+    };
+    let is_parked = |world: &World| matches!(*world.control.state().borrow(), State::Parked(_));
+    // While it looks for a server …
+    hide(&world);
+    world.kill(server).await;
+    world.until(|state| *state == State::Connecting).await;
+    tokio::time::sleep(HOUR).await;
+    assert!(!is_parked(&world));
+    mend(&world);
+    let _server = world.start_server();
+    world.until(serving).await;
+
+    // … and when it starts.
+    world.control.stop();
+    world.until(|state| *state == State::Leaving).await;
+    world.control = Control::new();
+    hide(&world);
+    world.start_agent();
+    world.until(|state| *state == State::Enrolling).await;
+    tokio::time::sleep(HOUR).await;
+    assert!(!is_parked(&world));
+    mend(&world);
+    world.until(serving).await;
 }
 
 #[tokio::test(start_paused = true)]
