@@ -1059,3 +1059,45 @@ fn a_leaving_instance_is_out_of_the_balancer_first() {
         plane.finish().await;
     });
 }
+
+/// T55: days of restarts in which agents renew again and again, and then nobody leads for longer than a certificate
+/// lives.
+#[test]
+fn a_fleet_survives_72h_of_restarts() {
+    // Elsewhere than in the long run everything lives a twelfth of its time.
+    let (hour, short) = if std::env::var_os("NSTANCE_SIM_FULL").is_some() { (3600, false) } else { (300, true) };
+    simulate(async {
+        let plane = whole(|it| {
+            it.sizes = [3, 0];
+            if short {
+                it.config = |config| config["certificates"]["agent"]["ttl"] = "2h".into();
+            }
+        })
+        .await;
+        let (before, n_creates) = (web(&plane), plane.calls(Op::Create).len());
+        let serials = || {
+            let serial = |it: nstance_core::instance::Instance| it.cert.map(|cert| cert.current.serial);
+            plane.records().into_iter().filter_map(serial).collect::<BTreeSet<_>>()
+        };
+        let comes_back = async || {
+            plane.start_server();
+            plane.leads(TAKEOVER).await;
+            plane.until("everybody is back", secs(30), || plane.connected() == before).await;
+        };
+        let first = serials();
+        for n in 0..11 {
+            tokio::time::sleep(secs(4 * hour)).await;
+            plane.kill_server(n % 2 == 0);
+            comes_back().await;
+        }
+        assert!(first.is_disjoint(&serials()), "nobody has its first certificate any more");
+        assert!(!plane.trace().iter().any(|line| line.contains("rejoins")), "all of them were renewed in time");
+        plane.kill_server(true);
+        tokio::time::sleep(secs(28 * hour)).await;
+        comes_back().await;
+        assert_eq!(plane.trace().iter().filter(|line| line.contains("rejoins")).count(), 3);
+        assert_eq!((web(&plane), plane.calls(Op::Create).len()), (before.clone(), n_creates), "nobody was replaced");
+        settled(&plane).await;
+        plane.finish().await;
+    });
+}

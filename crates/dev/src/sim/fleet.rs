@@ -11,12 +11,16 @@ use std::{
 };
 
 use nstance_core::{
-    ids::InstanceId,
+    ids::{InstanceId, Tenant},
     instance::Seen,
-    ports::{clock::Entropy, provider::Bootstrap},
+    ports::{
+        clock::Entropy,
+        provider::{Bootstrap, VmSpec},
+    },
     time::Timestamp,
 };
-use nstance_identity::keys::KeyPair;
+use nstance_identity::{keys::KeyPair, rejoin::RejoinClaim, role::Role};
+use nstance_proto::refusal::reason_of;
 use nstance_proto::v1::{
     self, agent_service_client::AgentServiceClient, registration_service_client::RegistrationServiceClient,
 };
@@ -33,7 +37,7 @@ use tonic::{Code, Status};
 use super::{
     net::{Port, Wire},
     plane::Manners,
-    site::Site,
+    site::{Site, cluster},
 };
 
 /// How often agents report.
@@ -43,6 +47,12 @@ pub(crate) const INTERVAL: Duration = Duration::from_secs(5);
 const KEEPALIVE: Duration = Duration::from_secs(15);
 
 const TICK: Duration = Duration::from_millis(100);
+
+/// For the answer to a call.
+const CALL: Duration = Duration::from_secs(10);
+
+/// After a renewal that failed.
+const RENEWS_AGAIN: Duration = Duration::from_secs(60);
 
 pub(crate) struct Fleet {
     site: Arc<Site>,
@@ -60,6 +70,24 @@ struct Agent {
     notices: mpsc::Sender<Timestamp>,
     noticed: bool,
     dying: bool,
+}
+
+/// What an agent shows, and until when it is content with it.
+struct Identity {
+    tenant: Tenant,
+    key: KeyPair,
+    leaf: Arc<[u8]>,
+    renew_after: Timestamp,
+    /// Rejoins so far.
+    counter: u64,
+}
+
+impl Identity {
+    fn takes(&mut self, certificate: &[u8], renew_after: Option<prost_types::Timestamp>) {
+        self.leaf =
+            CertificateDer::from_pem_slice(certificate).map_or_else(|_| Arc::from([]), |leaf| Arc::from(leaf.as_ref()));
+        self.renew_after = Timestamp::from_millis(renew_after.map_or(i64::MAX, |at| at.seconds.saturating_mul(1000)));
+    }
 }
 
 /// An agent's connection, as others may meddle with it.
@@ -140,7 +168,7 @@ impl Fleet {
             tokio::select! {
                 biased;
                 () = life.cancelled() => {}
-                () = fleet.live(id, spec.bootstrap, link, receiver) => {}
+                () = fleet.live(id, spec, link, receiver) => {}
             }
         });
     }
@@ -208,13 +236,7 @@ impl Fleet {
         self.healed.store(true, Ordering::SeqCst);
     }
 
-    async fn live(
-        &self,
-        id: InstanceId,
-        bootstrap: Bootstrap,
-        link: Arc<Link>,
-        mut notices: mpsc::Receiver<Timestamp>,
-    ) {
+    async fn live(&self, id: InstanceId, spec: VmSpec, link: Arc<Link>, mut notices: mpsc::Receiver<Timestamp>) {
         let chance = self.chance.as_ref();
         tokio::time::sleep(Duration::from_millis(300) + jitter(chance, Duration::from_secs(3))).await;
         let fails = self.manners == Manners::Real && below(chance, 100) < 2;
@@ -222,16 +244,19 @@ impl Fleet {
             self.site.judge().note(format!("agent {id} never starts"));
             return std::future::pending().await;
         }
-        let leaf = self.register(id, &bootstrap, &link).await;
+        let mut own = self.register(id, &spec, &link).await;
         loop {
-            self.session(id, &leaf, &link, &mut notices).await;
+            let ended = self.session(id, &mut own, &link, &mut notices).await;
             link.open.store(false, Ordering::SeqCst);
+            if ended.as_ref().and_then(reason_of).is_some_and(|reason| reason == "CERT_EXPIRED") {
+                self.rejoin(id, &mut own, &link).await;
+            }
             tokio::time::sleep(Duration::from_millis(100) + jitter(chance, Duration::from_secs(2))).await;
         }
     }
 
-    async fn register(&self, id: InstanceId, bootstrap: &Bootstrap, link: &Link) -> Arc<[u8]> {
-        let chance = self.chance.as_ref();
+    async fn register(&self, id: InstanceId, spec: &VmSpec, link: &Link) -> Identity {
+        let (chance, bootstrap) = (self.chance.as_ref(), &spec.bootstrap);
         let key = KeyPair::generate(chance);
         loop {
             match self.ask(bootstrap, &key, link).await {
@@ -239,8 +264,10 @@ impl Fleet {
                     if self.manners == Manners::Real && below(chance, 20) == 0 {
                         self.steal(id, bootstrap, link).await;
                     }
-                    let leaf = CertificateDer::from_pem_slice(&answer.client_certificate_pem);
-                    return leaf.map(|leaf| Arc::from(leaf.as_ref())).unwrap_or_else(|_| Arc::from([]));
+                    let (tenant, leaf) = (spec.tags.tenant.clone(), Arc::from([]));
+                    let mut own = Identity { tenant, key, leaf, renew_after: self.site.now(), counter: 0 };
+                    own.takes(&answer.client_certificate_pem, answer.renew_after);
+                    return own;
                 }
                 Err(status) => self.site.heard("RegisterAgent", &status),
             }
@@ -254,17 +281,78 @@ impl Fleet {
         key: &KeyPair,
         link: &Link,
     ) -> Result<v1::RegisterClientResponse, Status> {
-        let mut wire = Wire::new(&self.site, Port::Registration, None);
-        wire.cut = link.cut.clone();
         let request = v1::RegisterClientRequest {
             registration_nonce_jwt: bootstrap.nonce_jwt.clone(),
             public_key_pem: key.public_key_pem().into_bytes(),
             client_version: "sim".to_owned(),
             ..v1::RegisterClientRequest::default()
         };
+        self.knock(request, link).await
+    }
+
+    async fn knock(
+        &self,
+        request: v1::RegisterClientRequest,
+        link: &Link,
+    ) -> Result<v1::RegisterClientResponse, Status> {
+        let mut wire = Wire::new(&self.site, Port::Registration, None);
+        wire.cut = link.cut.clone();
         let mut client = RegistrationServiceClient::new(wire);
-        let asked = tokio::time::timeout(Duration::from_secs(10), client.register_agent(request));
+        let asked = tokio::time::timeout(CALL, client.register_agent(request));
         asked.await.unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer"))).map(tonic::Response::into_inner)
+    }
+
+    /// Its certificate ran out while nobody was there to renew it: the key alone must do.
+    async fn rejoin(&self, id: InstanceId, own: &mut Identity, link: &Link) {
+        let client_id = id.to_string();
+        loop {
+            own.counter += 1;
+            let claim = RejoinClaim {
+                cluster: &cluster(),
+                role: Role::Agent,
+                tenant: &own.tenant,
+                client_id: &client_id,
+                counter: own.counter,
+            };
+            let proof = v1::RejoinProof {
+                client_id: client_id.clone(),
+                tenant: own.tenant.to_string(),
+                counter: own.counter,
+                signature: claim.sign(&own.key),
+            };
+            let request = v1::RegisterClientRequest {
+                public_key_pem: own.key.public_key_pem().into_bytes(),
+                rejoin: Some(proof),
+                client_version: "sim".to_owned(),
+                ..v1::RegisterClientRequest::default()
+            };
+            match self.knock(request, link).await {
+                Ok(answer) => {
+                    self.site.judge().note(format!("agent {id} rejoins"));
+                    return own.takes(&answer.client_certificate_pem, answer.renew_after);
+                }
+                Err(status) => self.site.heard("RegisterAgent", &status),
+            }
+            tokio::time::sleep(Duration::from_secs(1) + jitter(self.chance.as_ref(), Duration::from_secs(10))).await;
+        }
+    }
+
+    /// Answers whether there is another certificate now.
+    async fn renew(&self, own: &mut Identity, link: &Link) -> bool {
+        let mut wire = Wire::new(&self.site, Port::Agent, Some(own.leaf.clone()));
+        wire.cut = link.cut.clone();
+        let request = v1::RenewCertificateRequest { public_key_pem: own.key.public_key_pem().into_bytes() };
+        let mut client = AgentServiceClient::new(wire);
+        match tokio::time::timeout(CALL, client.renew_certificate(request)).await {
+            Ok(Ok(answer)) => {
+                let answer = answer.into_inner();
+                own.takes(&answer.client_certificate_pem, answer.renew_after);
+                return true;
+            }
+            Ok(Err(status)) => self.site.heard("RenewCertificate", &status),
+            Err(_) => {}
+        }
+        false
     }
 
     /// Somebody finds the nonce of a VM and tries it with a key of its own.
@@ -284,13 +372,20 @@ impl Fleet {
         }
     }
 
-    async fn session(&self, id: InstanceId, leaf: &Arc<[u8]>, link: &Link, notices: &mut mpsc::Receiver<Timestamp>) {
-        let mut wire = Wire::new(&self.site, Port::Agent, Some(leaf.clone()));
+    /// Until it is lost, or the certificate is another one: answers how the server ended it, if it did.
+    async fn session(
+        &self,
+        id: InstanceId,
+        own: &mut Identity,
+        link: &Link,
+        notices: &mut mpsc::Receiver<Timestamp>,
+    ) -> Option<Status> {
+        let mut wire = Wire::new(&self.site, Port::Agent, Some(own.leaf.clone()));
         wire.cut = link.cut.clone();
         *link.closed.lock().unwrap_or_else(PoisonError::into_inner) = wire.closed.clone();
         if wire.is_cut() {
             tokio::time::sleep(Duration::from_secs(2)).await;
-            return;
+            return None;
         }
         let (reports, receiver) = mpsc::channel(8);
         let report = |kind: v1::ReportKind| v1::HealthReportRequest {
@@ -308,14 +403,22 @@ impl Fleet {
         let opened = tokio::time::sleep(Duration::from_millis(50));
         tokio::pin!(opened);
         let mut is_open = false;
+        let mut renews = tokio::time::Instant::now() + own.renew_after.since(self.site.now());
         loop {
             tokio::select! {
                 biased;
                 ended = &mut call => {
-                    if let Err(status) = ended {
-                        self.site.heard("ReportHealth", &status);
+                    let status = ended.err();
+                    if let Some(status) = &status {
+                        self.site.heard("ReportHealth", status);
                     }
-                    return;
+                    return status;
+                }
+                () = tokio::time::sleep_until(renews) => {
+                    if self.renew(own, link).await {
+                        return None;
+                    }
+                    renews = tokio::time::Instant::now() + RENEWS_AGAIN;
                 }
                 () = &mut opened, if !is_open => {
                     is_open = true;
