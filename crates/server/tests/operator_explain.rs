@@ -58,6 +58,35 @@ async fn a_plan_tells_what_other_sizes_would_do_and_does_nothing() {
 }
 
 #[tokio::test]
+async fn a_plan_equals_what_happens_next() {
+    let (shard, fleet, operator) = whole().await;
+    let resize = async |size| {
+        let config = Some(v1::GroupConfig { size: Some(size), ..v1::GroupConfig::default() });
+        let request = v1::UpsertGroupRequest { key: "web".to_owned(), config, ..v1::UpsertGroupRequest::default() };
+        operator.client().upsert_group(request).await.unwrap();
+    };
+    let more = plan(&operator, sizes(5)).await.unwrap();
+    assert_eq!(kinds(&more), ["Create"; 3]);
+    resize(5).await;
+    fleet.is_whole(&shard.site, 5).await;
+    wait_until("all are ready", async || operator.group("web").await.ready_size == 5).await;
+    assert_eq!(shard.site.calls(Op::Create).len(), 2 + more.actions.len(), "as many as were planned, and no more");
+
+    let fewer = plan(&operator, sizes(3)).await.unwrap();
+    assert_eq!(kinds(&fewer), ["StartDrain"; 2]);
+    let mut planned: Vec<_> = fewer.actions.iter().map(|it| it.instance_id.clone()).collect();
+    planned.sort_unstable();
+    resize(3).await;
+    wait_until("all that was planned", async || operator.events("DrainStarted").len() == planned.len()).await;
+    let drained: Vec<_> = operator.events("DrainStarted").into_iter().map(|event| event.instance_id).collect();
+    let drained: std::collections::BTreeSet<_> = drained.into_iter().collect();
+    assert_eq!(drained.into_iter().collect::<Vec<_>>(), planned, "the same instances");
+    let now = plan(&operator, v1::PlanRequest::default()).await.unwrap();
+    assert!(now.actions.is_empty(), "{now:?}");
+    assert_eq!(shard.site.calls(Op::Create).len(), 5);
+}
+
+#[tokio::test]
 async fn a_plan_tells_what_a_candidate_config_would_do() {
     let (shard, _fleet, operator) = whole().await;
     let mut config = shard.site.config(3);
