@@ -15,7 +15,7 @@ use std::{
 
 use nstance_config::model::Server;
 use nstance_core::{plan::Priority, ports::clock::Clock, time::Mono};
-use tokio::sync::oneshot;
+use tokio::sync::{Notify, oneshot};
 
 /// The rate never falls below this, in tokens per second.
 const SLOWEST: f64 = 0.5;
@@ -47,6 +47,8 @@ impl Pace {
 pub struct Gate {
     state: Arc<Mutex<State>>,
     clock: Arc<dyn Clock>,
+    /// Wakes one who waits, so that somebody watches the clock for the next token.
+    vacant: Arc<Notify>,
 }
 
 struct State {
@@ -57,6 +59,8 @@ struct State {
     running: u32,
     arrivals: u64,
     waiting: BTreeMap<(Priority, u64), oneshot::Sender<()>>,
+    /// One of those who wait watches the clock for all of them.
+    watched: bool,
 }
 
 /// The rate while the provider throttles us.
@@ -76,7 +80,43 @@ pub struct Place {
 impl Drop for Place {
     fn drop(&mut self) {
         self.gate.lock().running -= 1;
-        self.gate.admit();
+        self.gate.look();
+    }
+}
+
+/// One who waits.
+struct Turn<'a> {
+    gate: &'a Gate,
+    key: (Priority, u64),
+    watches: bool,
+    /// It knows that it was let in.
+    entered: bool,
+}
+
+impl Turn<'_> {
+    /// Whether it is this one that watches the clock.
+    fn watch(&mut self) -> bool {
+        let mut state = self.gate.lock();
+        self.watches |= !std::mem::replace(&mut state.watched, true);
+        self.watches
+    }
+}
+
+impl Drop for Turn<'_> {
+    /// It was let in, or gave up: another one watches from now on. A place it was given and never heard of goes back.
+    fn drop(&mut self) {
+        let given_back = {
+            let mut state = self.gate.lock();
+            let waited = state.waiting.remove(&self.key).is_some();
+            if self.watches {
+                state.watched = false;
+                self.gate.vacant.notify_one();
+            }
+            !waited && !self.entered
+        };
+        if given_back {
+            drop(Place { gate: self.gate.clone() });
+        }
     }
 }
 
@@ -90,8 +130,9 @@ impl Gate {
             running: 0,
             arrivals: 0,
             waiting: BTreeMap::new(),
+            watched: false,
         };
-        Self { state: Arc::new(Mutex::new(state)), clock }
+        Self { state: Arc::new(Mutex::new(state)), clock, vacant: Arc::default() }
     }
 
     fn lock(&self) -> std::sync::MutexGuard<'_, State> {
@@ -107,33 +148,39 @@ impl Gate {
             state.pace = pace;
             state.tokens = state.tokens.min(f64::from(pace.burst));
         }
-        self.admit();
+        self.look();
     }
 
     /// Waits for a token and a place. Dropping the future gives up the wait.
     pub async fn enter(&self, priority: Priority) -> Place {
-        let mut admitted = {
+        let (mut turn, mut admitted) = {
             let mut state = self.lock();
             let (sender, receiver) = oneshot::channel();
             let key = (priority, state.arrivals);
             state.arrivals += 1;
             state.waiting.insert(key, sender);
-            receiver
+            (Turn { gate: self, key, watches: false, entered: false }, receiver)
         };
         loop {
-            // Admission by others arrives by the channel; a refilled token has nobody to announce it, so we look.
-            let refill = self.admit();
-            match refill {
-                None => {
-                    let _ = (&mut admitted).await;
+            // Admission by others arrives by the channel. A refilled token has nobody to announce it, so one of us looks;
+            // while there is no place, whoever frees one does.
+            let refill = self.admit().filter(|_| turn.watch());
+            tokio::select! {
+                biased;
+                _ = &mut admitted => {
+                    turn.entered = true;
                     return Place { gate: self.clone() };
                 }
-                Some(wait) => tokio::select! {
-                    biased;
-                    _ = &mut admitted => return Place { gate: self.clone() },
-                    () = tokio::time::sleep(wait) => {}
-                },
+                () = tokio::time::sleep(refill.unwrap_or_default()), if refill.is_some() => {}
+                () = self.vacant.notified(), if refill.is_none() => {}
             }
+        }
+    }
+
+    /// Lets in whoever may go; if the next one lacks a token, somebody has to watch for it.
+    fn look(&self) {
+        if self.admit().is_some() {
+            self.vacant.notify_one();
         }
     }
 
@@ -161,7 +208,7 @@ impl Gate {
         loop {
             let (&key, _) = state.waiting.iter().next()?;
             if state.places(key.0) <= state.running {
-                return None; // the place that gets free will call us
+                return None; // whoever frees a place will look
             }
             if let Some(wait) = state.lacking(key.0) {
                 return Some(wait);
@@ -310,6 +357,51 @@ mod tests {
         places.truncate(8);
         assert!(passes(&gate, Priority::ScaleUp).await.is_none(), "what is kept back stays so");
         assert!(passes(&gate, Priority::TerminationNotice).await.is_some());
+    }
+
+    /// Goes through the gate, stays for a moment and leaves.
+    async fn goes_through(gate: Gate) {
+        let place = gate.enter(Priority::ScaleUp).await;
+        tokio::time::sleep(Duration::from_millis(10)).await;
+        drop(place);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn those_who_came_while_no_place_was_free_are_let_in_as_tokens_come() {
+        // Two at a time, and the bucket is empty when the places of the first are free again.
+        let gate = gate(100, 4, 2);
+        let start = tokio::time::Instant::now();
+        let all = (0..50).map(|_| goes_through(gate.clone()));
+        let ended = tokio::time::timeout(Duration::from_secs(60), futures::future::join_all(all)).await;
+        assert!(ended.is_ok(), "some wait for ever");
+        assert_eq!(start.elapsed().as_millis(), 4610, "four at once, the others at the rate");
+        assert!(!gate.lock().watched && gate.lock().running == 0);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn another_one_watches_the_clock_when_the_one_who_did_gives_up() {
+        let gate = gate(100, 1, 10);
+        let place = gate.enter(Priority::ScaleUp).await;
+        let mut waiting: Vec<_> = (0..5).map(|_| Box::pin(gate.enter(Priority::ScaleUp))).collect();
+        for it in &mut waiting {
+            assert!(futures::poll!(it).is_pending());
+        }
+        drop(waiting.remove(0));
+        assert_eq!(gate.lock().waiting.len(), 4);
+        let all = tokio::time::timeout(Duration::from_secs(60), futures::future::join_all(waiting)).await;
+        assert_eq!(all.map(|places| places.len()).ok(), Some(4));
+        drop(place);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_place_given_to_one_who_is_gone_before_it_hears_of_it_goes_to_the_next() {
+        let gate = gate(0, 1, 1);
+        let first = gate.enter(Priority::ScaleUp).await;
+        let mut second = Box::pin(gate.enter(Priority::ScaleUp));
+        assert!(futures::poll!(&mut second).is_pending());
+        drop(first);
+        drop(second);
+        assert!(passes(&gate, Priority::ScaleUp).await.is_some());
     }
 
     #[tokio::test(start_paused = true)]
