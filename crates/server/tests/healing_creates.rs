@@ -351,14 +351,14 @@ async fn a_bad_store_neither_doubles_nor_leaks() {
 async fn a_scale_up_beyond_all_places_and_tokens_comes_to_its_end() {
     let options = FakeOptions { latency: Duration::from_millis(20), ..FakeOptions::default() };
     let site = Site::with(options);
-    let shard = Shard::start_on(site, 40, |config| {
-        config["server"]["create_rate_limit"] = "20ms".into();
+    let shard = Shard::start_on(site, 20, |config| {
+        config["server"]["create_rate_limit"] = "100ms".into();
         config["server"]["create_burst"] = 10.into();
         config["server"]["max_parallel_creates"] = 5.into();
         config["server"]["safety"]["runaway_base"] = 100.into();
     })
     .await;
     // All of them wait while no place is free; when one is, the bucket is empty.
-    shard.vms(40).await;
-    assert_eq!(n_creates(&shard.site), 40);
+    shard.vms(20).await;
+    assert_eq!(n_creates(&shard.site), 20);
 }
