@@ -19,6 +19,8 @@ pub mod vitals;
 
 pub mod http;
 
+pub mod http2;
+
 pub mod metrics;
 
 pub mod events;

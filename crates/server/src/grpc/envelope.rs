@@ -88,7 +88,9 @@ where
             let term = &envelope.term;
             let (epoch, request_id) = (term.epoch().0, nstance_rt::entropy::hex(term.shared.entropy.as_ref(), 8));
             let ceiling = ceiling_of(request.uri().path(), envelope.ceiling());
-            let mut response = in_our_words(within(ceiling, inner.call(request)).await?);
+            let patience = patience(request.headers());
+            let answering = within(ceiling, inner.call(request));
+            let mut response = in_our_words(as_long_as_waited_for(patience, answering).await?);
             let headers = response.headers_mut();
             headers.insert("nstance-epoch", epoch.into());
             if let Ok(value) = request_id.parse() {
@@ -112,6 +114,34 @@ async fn within(
     tokio::time::timeout(ceiling, answering).await.unwrap_or_else(|_| {
         let message = format!("no answer within {ceiling:?}, the store is slow; it may be done all the same, retry");
         Ok(Status::from(Refusal::unavailable("STORE_UNAVAILABLE", message)).into_http())
+    })
+}
+
+/// How long the client waits for its answer, if it says so: at most eight digits and a unit.
+fn patience(headers: &http::HeaderMap) -> Option<Duration> {
+    let text = headers.get("grpc-timeout")?.to_str().ok()?;
+    let (number, unit) = text.split_at_checked(text.len().checked_sub(1)?)?;
+    let number: u64 = number.parse().ok().filter(|_| number.len() <= 8)?;
+    Some(match unit {
+        "H" => Duration::from_hours(number),
+        "M" => Duration::from_mins(number),
+        "S" => Duration::from_secs(number),
+        "m" => Duration::from_millis(number),
+        "u" => Duration::from_micros(number),
+        "n" => Duration::from_nanos(number),
+        _ => return None,
+    })
+}
+
+/// The answer, unless nobody waits for it any more: then the call is given up.
+async fn as_long_as_waited_for(
+    patience: Option<Duration>,
+    answering: impl Future<Output = Result<http::Response<Body>, Infallible>>,
+) -> Result<http::Response<Body>, Infallible> {
+    let Some(patience) = patience else { return answering.await };
+    tokio::time::timeout(patience, answering).await.unwrap_or_else(|_| {
+        let message = format!("no answer within the {patience:?} you wait; it may be done all the same, retry");
+        Ok(Status::from(Refusal::new(Code::DeadlineExceeded, "DEADLINE_EXCEEDED", message)).into_http())
     })
 }
 
@@ -144,6 +174,24 @@ mod tests {
         let response = within(ceiling, std::future::pending()).await.unwrap();
         assert_eq!(began.elapsed(), CALL);
         assert_eq!(status(&response), (Code::Unavailable, Some("STORE_UNAVAILABLE".to_owned())));
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_call_nobody_waits_for_is_given_up() {
+        let wait = |text: &'static str| {
+            patience(&http::HeaderMap::from_iter([("grpc-timeout".parse().unwrap(), text.parse().unwrap())]))
+        };
+        for (text, wanted) in
+            [("1H", 3_600_000), ("2M", 120_000), ("3S", 3000), ("99999999m", 99_999_999), ("5000u", 5), ("7000000n", 7)]
+        {
+            assert_eq!(wait(text), Some(Duration::from_millis(wanted)), "{text}");
+        }
+        for nonsense in ["", "S", "5", "-1S", "100000000S", "5x", "\u{e9}"] {
+            assert_eq!(wait(nonsense), None, "{nonsense}");
+        }
+        let began = tokio::time::Instant::now();
+        let response = as_long_as_waited_for(wait("3S"), std::future::pending()).await.unwrap();
+        assert_eq!((began.elapsed(), status(&response).0), (Duration::from_secs(3), Code::DeadlineExceeded));
     }
 
     #[test]

@@ -1,14 +1,22 @@
 //! The three gRPC ports of a leader. They open last, and close when the term ends.
+//!
+//! Operators and newcomers are few, and tonic serves them whole. Agents are thousands, so their connections are served
+//! by [`crate::http2`], which keeps next to nothing for each; what is called is tonic's service all the same.
 
 use std::{convert::Infallible, net::SocketAddr, sync::Arc, time::Duration};
 
+use futures::FutureExt as _;
 use nstance_identity::tls::{ClientAuth, TlsError, server_config};
 use nstance_proto::v1::{
     agent_service_server::AgentServiceServer, operator_service_server::OperatorServiceServer,
     registration_service_server::RegistrationServiceServer,
 };
 use tokio::net::TcpListener;
-use tonic::{body::Body, transport::Server};
+use tokio_stream::StreamExt as _;
+use tonic::{
+    body::Body,
+    transport::{Server, server::Connected as _},
+};
 use tower::{Layer, util::BoxCloneSyncService};
 
 use super::{
@@ -19,7 +27,10 @@ use super::{
     operator::Operator,
     registration::Registrations,
 };
-use crate::term::Term;
+use crate::{
+    http2::{self, Keepalive},
+    term::Term,
+};
 
 /// The bound sockets, before anything is served on them.
 pub struct Ports {
@@ -42,6 +53,9 @@ impl Ports {
 const AGENT_MESSAGE: usize = 256 * 1024;
 const REGISTRATION_MESSAGE: usize = 16 * 1024;
 const OPERATOR_MESSAGE: usize = 4 * 1024 * 1024;
+
+/// A machine that stands still is noticed within these two.
+const AGENT_KEEPALIVE: Keepalive = Keepalive { interval: Duration::from_secs(10), timeout: Duration::from_secs(5) };
 
 /// Serves the ports until the term's scope ends.
 pub fn serve(term: &Arc<Term>, ports: Ports) -> Result<(), TlsError> {
@@ -98,18 +112,23 @@ pub fn serve(term: &Arc<Term>, ports: Ports) -> Result<(), TlsError> {
         user_timeout: Some(Duration::from_secs(15)),
         idle: None,
     };
-    let incoming = accept(tasks, ports.agent, mutual, limits);
-    let (auth, service) = agents(term);
-    let router = Server::builder()
-        .http2_keepalive_interval(Some(Duration::from_secs(10)))
-        .http2_keepalive_timeout(Some(Duration::from_secs(5)))
-        .max_concurrent_streams(16)
-        .layer(Envelope::fixed(term))
-        .layer(auth)
-        .add_service(service);
-    let stop = tasks.token().clone();
-    tasks.spawn("agent port", async move {
-        ended(router.serve_with_incoming_shutdown(incoming, stop.cancelled_owned()).await, "agent");
+    let mut incoming = accept(tasks, ports.agent, mutual, limits);
+    let service = agents(term);
+    let scope = tasks.clone();
+    tasks.spawn_droppable("agent port", async move {
+        while let Some(Ok(conn)) = incoming.next().await {
+            let (info, stop) = (conn.connect_info(), scope.token().clone());
+            let remote = info.remote;
+            let connection = http2::serve(conn, service.clone(), info, AGENT_KEEPALIVE, stop);
+            scope.spawn(
+                "agent connection",
+                connection.map(move |ended| {
+                    if let Err(error) = ended {
+                        tracing::debug!(%remote, %error, "agent's connection ended");
+                    }
+                }),
+            );
+        }
     });
     Ok(())
 }
@@ -123,9 +142,10 @@ fn operators(term: &Arc<Term>) -> (Auth, OperatorServiceServer<Operator>) {
     (auth, OperatorServiceServer::new(Operator { term: term.clone() }).max_decoding_message_size(OPERATOR_MESSAGE))
 }
 
-fn agents(term: &Arc<Term>) -> (Auth, AgentServiceServer<Agents>) {
+fn agents(term: &Arc<Term>) -> Callable {
     let auth = Auth { term: term.clone(), port: Port::Agent };
-    (auth, AgentServiceServer::new(Agents { term: term.clone() }).max_decoding_message_size(AGENT_MESSAGE))
+    let service = AgentServiceServer::new(Agents { term: term.clone() }).max_decoding_message_size(AGENT_MESSAGE);
+    BoxCloneSyncService::new(Envelope::fixed(term).layer(auth.layer(service)))
 }
 
 /// A service as one calls it: a request in, a response out. Requests bring a [`super::conn::ConnInfo`] along.
@@ -143,11 +163,10 @@ pub struct Inside {
 impl Inside {
     pub fn of(term: &Arc<Term>) -> Self {
         let (operator_auth, operators) = operators(term);
-        let (agent_auth, agents) = agents(term);
         Self {
             registration: BoxCloneSyncService::new(Envelope::fixed(term).layer(registrations(term))),
             operator: BoxCloneSyncService::new(Envelope::configured(term).layer(operator_auth.layer(operators))),
-            agent: BoxCloneSyncService::new(Envelope::fixed(term).layer(agent_auth.layer(agents))),
+            agent: agents(term),
         }
     }
 }
