@@ -15,7 +15,7 @@ use std::{
 };
 
 use nstance_core::time::Mono;
-use nstance_identity::tls::client_config;
+use nstance_identity::{peer::LEEWAY, tls::client_config};
 use nstance_proto::v1::{HealthReportRequest, ReportKind, agent_service_client::AgentServiceClient};
 use nstance_rt::{
     backoff::Backoff,
@@ -75,6 +75,8 @@ pub(crate) enum SessionOver {
 /// How a stream, or one connection, ended.
 pub(crate) enum Ended {
     Lost(CallError),
+    /// The server ended the connection over the certificate that we showed it: it trusts another CA than its issuer.
+    NotAccepted(CallError),
     Refused(Refusal),
     /// The server ended the stream without a complaint.
     Clean,
@@ -123,6 +125,11 @@ pub(crate) async fn serve(ctx: &Context, reports: &mut Reports) -> SessionOver {
                 match ctx.unless_stopped(open(ctx, &tls)).await {
                     Ok(Ok(link)) => (link, None),
                     Ok(Err(())) => {
+                        // Nobody may be there to refuse it; but whoever is there will.
+                        if is_run_out(ctx) {
+                            tracing::warn!("certificate has run out while no server was reached");
+                            return SessionOver::Rejoin;
+                        }
                         let wait = reconnect.failed(None, clock.monotonic(), ctx.entropy());
                         if ctx.pause_unless_urgent(wait).await.is_err() {
                             farewell(ctx, reports).await;
@@ -179,6 +186,10 @@ fn after(ctx: &Context, ended: Ended, reconnect: &mut Reconnect, now: Mono) -> R
         Ended::Lost(error) => {
             tracing::info!(error = %Chain(&error), "connection lost");
             return Ok(reconnect.failed(None, now, ctx.entropy()));
+        }
+        Ended::NotAccepted(error) => {
+            tracing::warn!(error = %Chain(&error), "certificate not accepted");
+            return Err(SessionOver::Rejoin);
         }
         Ended::Refused(refusal) => refusal,
     };
@@ -241,6 +252,12 @@ pub(crate) fn tls_of(ctx: &Context) -> Result<Arc<ClientConfig>, Unusable> {
         .map_err(|error| gone(&Chain(&error).to_string()))
 }
 
+/// Whether every server must take the certificate on disk for one that is over. One that cannot be read is not judged.
+fn is_run_out(ctx: &Context) -> bool {
+    let Ok(Some(key)) = ctx.dir.key() else { return false };
+    matches!(own_certificate(ctx, &key), Ok(Some((_, peer))) if peer.not_after.plus(LEEWAY) < ctx.now())
+}
+
 /// Dials the addresses in order; the first that answers is it. All of them failing is one step of the backoff.
 pub(crate) async fn open(ctx: &Context, tls: &Arc<ClientConfig>) -> Result<Link, ()> {
     for address in &ctx.settings.agent {
@@ -269,7 +286,7 @@ async fn converse(
     let addresses = Addresses::detect(&ctx.settings.overrides, link.local.map(|local| local.ip()));
     let client = AgentServiceClient::new(link.channel);
     let open = Streams::new(ctx);
-    tokio::select! {
+    let ended = tokio::select! {
         biased;
         ended = supervise_reports(ctx, client.clone(), reports, &addresses, &open) => ended,
         ended = supervise(ctx, Stream::Keys, &client, &open) => ended,
@@ -279,6 +296,10 @@ async fn converse(
             Renewed::Ended(ended) => ended,
         },
         never = keep(old) => match never {},
+    };
+    match ended {
+        Ended::Lost(error) if link.certificate.is_refused() => Ended::NotAccepted(error),
+        ended => ended,
     }
 }
 

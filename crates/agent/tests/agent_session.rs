@@ -7,6 +7,7 @@ use std::{process::Stdio, sync::Arc, time::Duration};
 use common::{Seen, Talk, World};
 use nstance_agent::State;
 use nstance_core::ports::clock::Clock as _;
+use nstance_identity::keys::KeyPair;
 use nstance_proto::v1::ReportKind;
 use nstance_rt::clock::SystemClock;
 use tokio::{net::TcpListener, sync::mpsc, time::Instant};
@@ -170,6 +171,39 @@ async fn certificate_that_is_not_accepted_leads_to_a_rejoin() {
     }
 }
 
+/// It slept through a rotation: its bundle has the new CA, its certificate is by the old one, which nobody trusts now.
+#[tokio::test(start_paused = true)]
+async fn certificate_of_a_retired_ca_leads_to_a_rejoin() {
+    let (mut world, server) = serving_world().await;
+    let newer = World::with(98, world.plane.clock.clone());
+    let both = [newer.plane.ca.bundle_pem(), world.plane.ca.bundle_pem()].concat();
+    std::fs::write(world.path("identity/ca.crt"), &both).unwrap();
+    world.kill(server).await;
+    world.start_server_of(&newer.plane);
+    let swapped = Instant::now();
+    world.seen = newer.seen;
+    let (at, request) = world.next_registration().await;
+    assert_eq!(request.rejoin.unwrap().counter, 1);
+    assert!(at - swapped < Duration::from_secs(10), "{:?}", at - swapped);
+    world.next_report().await;
+    world.until(|state| *state == State::Serving).await;
+    assert_eq!(std::fs::read_to_string(world.path("identity/ca.crt")).unwrap(), newer.plane.ca.bundle_pem());
+}
+
+/// The agents' port may be what is gone, while there is somebody to rejoin with.
+#[tokio::test(start_paused = true)]
+async fn certificate_that_ran_out_leads_to_a_rejoin_although_nobody_refused_it() {
+    let mut world = enrolling_world();
+    *world.plane.ttl.lock().unwrap() = HOUR;
+    world.start_agent_with(world.settings_with(&[("SERVER_AGENT_ADDR", "nowhere.example.com:8994")]));
+    let (first, request) = world.next_registration().await;
+    assert!(request.rejoin.is_none());
+    let (at, request) = world.next_registration().await;
+    assert_eq!(request.rejoin.unwrap().counter, 1);
+    let waited = at - first;
+    assert!((HOUR..HOUR + Duration::from_secs(90)).contains(&waited), "{waited:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn server_that_refuses_what_it_signed_is_not_hammered() {
     let world = enrolling_world();
@@ -283,23 +317,48 @@ async fn stop_with_a_dead_server_ends_within_two_seconds() {
     assert!(ended - asked <= Duration::from_secs(2), "{:?}", ended - asked);
 }
 
-/// The real binary over real sockets: registration, first report, SIGTERM, exit code.
-#[tokio::test]
-async fn process_says_goodbye_on_sigterm() {
-    let mut world = World::with(5, Arc::new(SystemClock));
-    world.write_nonce(HOUR);
-    let mut addresses = Vec::new();
-    for mutual in [false, true] {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        addresses.push(listener.local_addr().unwrap().to_string());
+/// Listens on both ports of a plane, on real sockets.
+async fn listen(world: &World, plane: &Arc<common::Plane>) -> [String; 2] {
+    let mut addresses = [String::new(), String::new()];
+    for (mutual, address) in [false, true].into_iter().zip(&mut addresses) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        *address = listener.local_addr().expect("it is bound").to_string();
         let (sender, incoming) = mpsc::channel(16);
         world.tasks.spawn_droppable("listen", async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let _ = sender.send(stream).await;
             }
         });
-        world.plane.serve(&world.tasks, mutual, incoming);
+        plane.serve(&world.tasks, mutual, incoming);
     }
+    addresses
+}
+
+/// Over real sockets, where the server's close may overtake the alert it sent.
+#[tokio::test]
+async fn certificate_of_a_retired_ca_leads_to_a_rejoin_over_tcp() {
+    let mut world = World::with(5, Arc::new(SystemClock));
+    let newer = World::with(98, world.plane.clock.clone());
+    let key = KeyPair::generate(&*world.plane.dice);
+    std::fs::write(world.path("identity/identity.key"), key.to_pkcs8_pem().as_bytes()).unwrap();
+    std::fs::write(world.path("identity/identity.crt"), world.plane.sign(&key.public_key(), HOUR)).unwrap();
+    std::fs::write(world.path("identity/cluster.id"), "demo").unwrap();
+    std::fs::write(world.path("identity/ca.crt"), newer.plane.ca.bundle_pem()).unwrap();
+    let [registration, agent] = listen(&world, &newer.plane).await;
+    let settings = world.settings_with(&[("SERVER_REGISTRATION_ADDR", &registration), ("SERVER_AGENT_ADDR", &agent)]);
+    let parts = nstance_agent::Components { net: Arc::new(nstance_agent::TcpNet), ..world.parts() };
+    world.tasks.spawn_droppable("agent", nstance_agent::run(settings, parts, world.control.clone()));
+    world.seen = newer.seen;
+    assert_eq!(world.next_registration().await.1.rejoin.unwrap().counter, 1);
+    world.next_report().await;
+}
+
+/// The real binary over real sockets: registration, first report, SIGTERM, exit code.
+#[tokio::test]
+async fn process_says_goodbye_on_sigterm() {
+    let mut world = World::with(5, Arc::new(SystemClock));
+    world.write_nonce(HOUR);
+    let addresses = listen(&world, &world.plane).await;
     let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_nstance-agent"))
         .env_clear()
         .envs(common::environment(world.directory.path()))

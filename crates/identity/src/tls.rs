@@ -433,6 +433,24 @@ pub fn is_untrusted_server(error: &io::Error) -> bool {
         .is_some_and(|error| matches!(error, Error::InvalidCertificate(_)))
 }
 
+/// Whether a read failed because the peer ended the connection over the certificate that we showed it.
+pub fn is_refused_certificate(error: &io::Error) -> bool {
+    use rustls::AlertDescription as Alert;
+    error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()).is_some_and(|error| {
+        matches!(
+            error,
+            Error::AlertReceived(
+                Alert::UnknownCA
+                    | Alert::BadCertificate
+                    | Alert::CertificateExpired
+                    | Alert::CertificateRevoked
+                    | Alert::CertificateUnknown
+                    | Alert::DecryptError
+            )
+        )
+    })
+}
+
 #[cfg(test)]
 #[path = "tls/tests.rs"]
 mod tests;
