@@ -2,6 +2,7 @@
 
 use std::{
     future::Future,
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -27,6 +28,7 @@ use crate::{
     host::Host,
     identity_dir::IdentityDir,
     link::Net,
+    machine::Addresses,
     metadata::{Endpoints, Monitor},
     settings::Settings,
 };
@@ -151,6 +153,8 @@ pub(crate) struct Context {
     pub(crate) session_id: String,
     /// The highest epoch a leader has spoken in.
     highest_epoch: AtomicU64,
+    /// Our end of the last connection, and what it and the machine were found to be called.
+    found: Mutex<Option<(Option<IpAddr>, Addresses)>>,
     /// When the last certificate is to be renewed, as its issuer told: serial and time.
     renewal: Mutex<(String, Option<Timestamp>)>,
 }
@@ -169,6 +173,7 @@ impl Context {
             monitor: Monitor::default(),
             session_id,
             highest_epoch: AtomicU64::new(0),
+            found: Mutex::default(),
             renewal: Mutex::default(),
         }
     }
@@ -177,6 +182,33 @@ impl Context {
     /// does not tell.
     pub(crate) fn obeys(&self, epoch: u64) -> bool {
         epoch == 0 || self.highest_epoch.fetch_max(epoch, Ordering::Relaxed) <= epoch
+    }
+
+    /// Finds out the machine's addresses by our end of a new connection.
+    pub(crate) fn find(&self, local: Option<SocketAddr>) -> Addresses {
+        let local = local.map(|local| local.ip());
+        let addresses = Addresses::detect(&self.settings.overrides, &self.parts.host, local);
+        *self.found.lock().unwrap_or_else(PoisonError::into_inner) = Some((local, addresses.clone()));
+        addresses
+    }
+
+    /// As they were last found.
+    pub(crate) fn addresses(&self) -> Addresses {
+        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        found.as_ref().map(|(_, addresses)| addresses.clone()).unwrap_or_default()
+    }
+
+    /// Looks again, and has it reported if something is different: a name given late, a network that came or went.
+    pub(crate) fn look_around(&self) {
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((local, before)) = &mut *found else { return };
+        let now = Addresses::detect(&self.settings.overrides, &self.parts.host, *local);
+        if now != *before {
+            tracing::info!(?before, ?now, "addresses changed");
+            *before = now;
+            drop(found);
+            self.board.changed();
+        }
     }
 
     pub(crate) fn tell_renewal(&self, serial: &str, at: Option<Timestamp>) {

@@ -34,7 +34,6 @@ use crate::{
     health::AGENT_VERSION,
     identity_dir::{DirError, RejoinCounter},
     link::{DialError, dial},
-    machine::Addresses,
     reconnect::{Reconnect, about},
     refusal::{CallError, Refusal, Verdict},
     settings::Address,
@@ -338,7 +337,7 @@ async fn call(
     request: &(dyn Fn(RegisterClientRequest) -> RegisterClientRequest + Sync),
 ) -> Result<RegisterClientResponse, AttemptError> {
     let link = dial(&*ctx.parts.net, tls, address).await?;
-    let addresses = Addresses::detect(&ctx.settings.overrides, link.local.map(|local| local.ip()));
+    let addresses = ctx.find(link.local);
     let message = request(RegisterClientRequest {
         public_key_pem: key.public_key_pem().into_bytes(),
         private_ipv4: addresses.ipv4,

@@ -8,7 +8,7 @@ use std::{
 
 use nstance_proto::v1::MachineInfo;
 
-use crate::{link::is_host, settings::Overrides};
+use crate::{host::Host, link::is_host, settings::Overrides};
 
 /// Names and addresses as they are reported; empty where unknown.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -22,13 +22,13 @@ pub struct Addresses {
 impl Addresses {
     /// Detects what is not overridden. `local` is our end of a connection to the server: the address of the interface
     /// that routes to it.
-    pub fn detect(overrides: &Overrides, local: Option<IpAddr>) -> Self {
+    pub fn detect(overrides: &Overrides, host: &Host, local: Option<IpAddr>) -> Self {
         let (ipv4, ipv6) = match local.map(|it| it.to_canonical()) {
             Some(IpAddr::V4(ours)) => (Some(ours.to_string()), route("[::]:0", "[2001:db8::1]:9")),
             Some(IpAddr::V6(ours)) => (route("0.0.0.0:0", "192.0.2.1:9"), Some(ours.to_string())),
             None => (None, None),
         };
-        let (hostname, fqdn) = names(&rustix::system::uname().nodename().to_string_lossy());
+        let (hostname, fqdn) = names(&host.name());
         let or = |told: &Option<String>, found: Option<String>| told.clone().or(found).unwrap_or_default();
         Self {
             ipv4: or(&overrides.ipv4, ipv4),
@@ -128,9 +128,9 @@ mod tests {
             ipv4: Some("10.0.0.1".into()),
             ipv6: Some("fd00::1".into()),
         };
-        let told = Addresses::detect(&overrides, None);
+        let told = Addresses::detect(&overrides, &Host::machine(), None);
         assert_eq!((told.hostname.as_str(), told.ipv6.as_str()), ("web-1", "fd00::1"));
-        let found = Addresses::detect(&Overrides::default(), Some("10.1.2.3".parse().unwrap()));
+        let found = Addresses::detect(&Overrides::default(), &Host::machine(), Some("10.1.2.3".parse().unwrap()));
         assert_eq!(found.ipv4, "10.1.2.3");
         assert!(!found.hostname.is_empty());
     }

@@ -38,7 +38,6 @@ use crate::{
     identity_dir::DirError,
     keys,
     link::{Link, dial},
-    machine::Addresses,
     notice::{Notice, stop_action},
     reconnect::{Reconnect, about},
     refusal::{CallError, Refusal, Verdict},
@@ -283,12 +282,12 @@ async fn converse(
     reports: &mut Reports,
     schedule: &mut Schedule,
 ) -> Ended {
-    let addresses = Addresses::detect(&ctx.settings.overrides, link.local.map(|local| local.ip()));
+    ctx.find(link.local);
     let client = AgentServiceClient::new(link.channel);
     let open = Streams::new(ctx);
     let ended = tokio::select! {
         biased;
-        ended = supervise_reports(ctx, client.clone(), reports, &addresses, &open) => ended,
+        ended = supervise_reports(ctx, client.clone(), reports, &open) => ended,
         ended = supervise(ctx, Stream::Keys, &client, &open) => ended,
         ended = supervise(ctx, Stream::Files, &client, &open) => ended,
         renewed = renew(ctx, &client, schedule) => match renewed {
@@ -413,17 +412,11 @@ async fn supervise(ctx: &Context, stream: Stream, client: &Client, open: &Stream
 }
 
 /// Keeps the report stream open for as long as the connection is worth keeping.
-async fn supervise_reports(
-    ctx: &Context,
-    client: Client,
-    reports: &mut Reports,
-    addresses: &Addresses,
-    open: &Streams<'_>,
-) -> Ended {
+async fn supervise_reports(ctx: &Context, client: Client, reports: &mut Reports, open: &Streams<'_>) -> Ended {
     let mut reopening = Reopening::new(ctx);
     loop {
         reopening.opens(ctx);
-        let ended = report(ctx, client.clone(), reports, addresses, open).await;
+        let ended = report(ctx, client.clone(), reports, open).await;
         let Ended::Refused(refusal) = ended else { return ended };
         if refusal.on_session() != Verdict::Retry {
             return Ended::Refused(refusal);
@@ -432,7 +425,7 @@ async fn supervise_reports(
         if ctx.pause_unless_urgent(reopening.wait(ctx, refusal.retry)).await.is_err() {
             // The connection is still good: the farewell gets a stream of its own on it.
             set_stop_notice(ctx).await;
-            let first = reports.make(ctx, ReportKind::Notice, addresses);
+            let first = reports.make(ctx, ReportKind::Notice);
             say_goodbye(client, first).await;
             return Ended::Left;
         }
@@ -440,16 +433,10 @@ async fn supervise_reports(
 }
 
 /// One report stream, from its first report, which goes out at once, to its end.
-async fn report(
-    ctx: &Context,
-    mut client: Client,
-    reports: &mut Reports,
-    addresses: &Addresses,
-    open: &Streams<'_>,
-) -> Ended {
+async fn report(ctx: &Context, mut client: Client, reports: &mut Reports, open: &Streams<'_>) -> Ended {
     let (sender, receiver) = mpsc::channel(REPORT_SLOTS);
     // Cannot fail: the channel is new and empty.
-    let _ = sender.try_send(reports.make(ctx, ReportKind::First, addresses));
+    let _ = sender.try_send(reports.make(ctx, ReportKind::First));
     let mut call = pin!(client.report_health(ReceiverStream::new(receiver)));
     let opened = Instant::now();
     let mut next = reports.pause(ctx.entropy()).map(|pause| opened + pause);
@@ -461,7 +448,7 @@ async fn report(
             () = ctx.control.stopped() => break,
             // Made when there is room for it, so that it says the newest. Periodic reports leave room.
             Ok(room) = sender.reserve(), if due.is_some() => {
-                room.send(reports.make(ctx, due.take().unwrap_or(ReportKind::Change), addresses));
+                room.send(reports.make(ctx, due.take().unwrap_or(ReportKind::Change)));
             }
             kind = ctx.board.due(), if due.is_none() => due = Some(kind),
             answer = &mut call => return answer.map_or_else(Ended::from, |_| Ended::Clean),
@@ -472,14 +459,14 @@ async fn report(
             () = sleep_until(next.unwrap_or(opened)), if next.is_some() => {
                 // A server that does not read gets no queue of old reports: the next one says all that this one would.
                 if sender.capacity() == sender.max_capacity() {
-                    let _ = sender.try_send(reports.make(ctx, ReportKind::Periodic, addresses));
+                    let _ = sender.try_send(reports.make(ctx, ReportKind::Periodic));
                 }
                 next = reports.pause(ctx.entropy()).map(|pause| Instant::now() + pause);
             }
         }
     }
     set_stop_notice(ctx).await;
-    let notice = reports.make(ctx, ReportKind::Notice, addresses);
+    let notice = reports.make(ctx, ReportKind::Notice);
     // Half-closed once it is said: the server answers that it heard.
     let said = async move { sender.send(notice).await.is_ok() };
     let _ = timeout(FAREWELL_ANSWER, async { tokio::join!(said, call) }).await;
@@ -500,8 +487,8 @@ async fn farewell(ctx: &Context, reports: &mut Reports) {
         set_stop_notice(ctx).await;
         let Ok(tls) = tls_of(ctx) else { return false };
         let Ok(Ok(link)) = timeout(FAREWELL_DIAL, open(ctx, &tls)).await else { return false };
-        let addresses = Addresses::detect(&ctx.settings.overrides, link.local.map(|local| local.ip()));
-        let notice = reports.make(ctx, ReportKind::Notice, &addresses);
+        ctx.find(link.local);
+        let notice = reports.make(ctx, ReportKind::Notice);
         say_goodbye(AgentServiceClient::new(link.channel), notice).await
     };
     let told = timeout(FAREWELL_LIMIT, told).await.unwrap_or(false);

@@ -5,7 +5,7 @@ mod common;
 use std::{process::Stdio, sync::Arc, time::Duration};
 
 use common::{Seen, Talk, World};
-use nstance_agent::State;
+use nstance_agent::{State, host::Host};
 use nstance_core::ports::clock::Clock as _;
 use nstance_identity::keys::KeyPair;
 use nstance_proto::v1::ReportKind;
@@ -65,6 +65,33 @@ async fn reports_follow_the_interval_within_ten_per_cent() {
         assert!(report.machine.is_none());
         before = at;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn name_that_the_machine_gets_late_is_reported_out_of_turn() {
+    let mut world = enrolling_world();
+    let name = world.path("root/proc/sys/kernel/hostname");
+    std::fs::create_dir_all(name.parent().unwrap()).unwrap();
+    std::fs::write(&name, "localhost\n").unwrap();
+    let parts = nstance_agent::Components { host: Host::at(world.path("root")), ..world.parts() };
+    let settings = world.settings_with(&[("METRICS_INTERVAL", "0")]);
+    world.tasks.spawn_droppable("agent", nstance_agent::run(settings, parts, world.control.clone()));
+    let (_, report) = world.next_report().await;
+    assert_eq!((report.hostname.as_str(), report.fqdn.as_str()), ("localhost", ""));
+    world.until(|state| *state == State::Serving).await;
+    while report_before(&mut world, Duration::from_secs(60)).await.is_some() {}
+    std::fs::write(&name, "web-1.example.com\n").unwrap();
+    let renamed = Instant::now();
+    let (at, report) = world.next_report().await;
+    assert_eq!((report.hostname.as_str(), report.fqdn.as_str()), ("web-1", "web-1.example.com"));
+    assert_eq!(report.kind(), ReportKind::Change);
+    assert!(at - renamed <= Duration::from_millis(10_200), "{:?}", at - renamed);
+    assert!(report_before(&mut world, HOUR).await.is_none_or(|next| next.hostname == "web-1"));
+}
+
+/// The next report, if one comes in this time.
+async fn report_before(world: &mut World, limit: Duration) -> Option<nstance_proto::v1::HealthReportRequest> {
+    tokio::time::timeout(limit, world.next_report()).await.ok().map(|(_, report)| report)
 }
 
 #[tokio::test(start_paused = true)]
