@@ -20,8 +20,9 @@ use nstance_identity::{
     keys::KeyPair,
     subject::Subject,
 };
-use nstance_proto::v1::{
-    self, agent_service_client::AgentServiceClient, operator_service_client::OperatorServiceClient,
+use nstance_proto::{
+    refusal::retry_of,
+    v1::{self, agent_service_client::AgentServiceClient, operator_service_client::OperatorServiceClient},
 };
 use tonic::{Code, Status};
 
@@ -326,7 +327,10 @@ async fn an_agents_stream_ends_with_its_leader() {
     let site = shard.site.clone();
     wait_for("the stream is open", || shard.server.metrics.agents_connected.get() == 1).await;
     shard.server.stop(Duration::from_secs(5)).await;
-    assert_refused(stream.end().await, Code::Unavailable, "LEADER_CHANGED");
+    let ended = stream.end().await;
+    let hint = retry_of(ended.as_ref().expect_err("the term ended it"));
+    assert_eq!(hint, Some(Duration::from_millis(500)), "one agent is told to come within half a second");
+    assert_refused(ended, Code::Unavailable, "LEADER_CHANGED");
     let shard = site.lead("srv-2").await;
     assert_eq!(
         agent.knock(&shard.leader).await.code(),
