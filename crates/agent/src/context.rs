@@ -155,6 +155,8 @@ pub(crate) struct Context {
     highest_epoch: AtomicU64,
     /// Our end of the last connection, and what it and the machine were found to be called.
     found: Mutex<Option<(Option<IpAddr>, Addresses)>>,
+    /// Why no server could be reached, as it was last complained of.
+    complaint: Mutex<String>,
     /// When the last certificate is to be renewed, as its issuer told: serial and time.
     renewal: Mutex<(String, Option<Timestamp>)>,
 }
@@ -174,6 +176,7 @@ impl Context {
             session_id,
             highest_epoch: AtomicU64::new(0),
             found: Mutex::default(),
+            complaint: Mutex::default(),
             renewal: Mutex::default(),
         }
     }
@@ -209,6 +212,15 @@ impl Context {
             drop(found);
             self.board.changed();
         }
+    }
+
+    /// Whether this reason why no server is reached is another one than the last. Empty once one is reached, so that the
+    /// next absence is told again.
+    pub(crate) fn is_news(&self, why: &str) -> bool {
+        let mut last = self.complaint.lock().unwrap_or_else(PoisonError::into_inner);
+        let news = *last != why;
+        why.clone_into(&mut last);
+        news
     }
 
     pub(crate) fn tell_renewal(&self, serial: &str, at: Option<Timestamp>) {
@@ -285,5 +297,20 @@ impl Context {
             console: false,
         };
         (outer, Self::new(settings, parts, Control::new()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reason_is_news_until_it_is_known_and_again_after_a_connection() {
+        let (_outer, ctx) = Context::for_tests(&[]);
+        assert!(ctx.is_news("refused"));
+        assert!(!ctx.is_news("refused"));
+        assert!(ctx.is_news("not trusted"));
+        ctx.is_news("");
+        assert!(ctx.is_news("not trusted"));
     }
 }

@@ -15,7 +15,10 @@ use std::{
 };
 
 use nstance_core::time::Mono;
-use nstance_identity::{peer::LEEWAY, tls::client_config};
+use nstance_identity::{
+    peer::{LEEWAY, Peer},
+    tls::client_config,
+};
 use nstance_proto::v1::{HealthReportRequest, ReportKind, agent_service_client::AgentServiceClient};
 use nstance_rt::{
     backoff::Backoff,
@@ -37,7 +40,7 @@ use crate::{
     health::Reports,
     identity_dir::DirError,
     keys,
-    link::{Link, dial},
+    link::{DialError, Distrust, Link, dial},
     notice::{Notice, stop_action},
     reconnect::{Reconnect, about},
     refusal::{CallError, Refusal, Verdict},
@@ -57,6 +60,13 @@ const FAREWELL_ANSWER: Duration = Duration::from_secs(1);
 
 /// A certificate that begins to be good only this far ahead means that our clock is wrong, not the issuer's.
 const CLOCK_DOUBT: Duration = Duration::from_secs(3600);
+
+/// Remarks on the session, for the boot record.
+const CLOCK: &str = "clock";
+const UNTRUSTED: &str = "server-not-trusted";
+
+/// Whoever shares our identity takes it back within a minute; a session that stands for two is ours alone.
+const REMARK_STANDS: Duration = Duration::from_secs(120);
 
 /// Reports under way to the transport: one, and room for a notice that must not wait behind it.
 const REPORT_SLOTS: usize = 2;
@@ -123,7 +133,10 @@ pub(crate) async fn serve(ctx: &Context, reports: &mut Reports) -> SessionOver {
                 };
                 match ctx.unless_stopped(open(ctx, &tls)).await {
                     Ok(Ok(link)) => (link, None),
-                    Ok(Err(())) => {
+                    Ok(Err(NotOpened { remark })) => {
+                        if remark.is_some() {
+                            ctx.board.set_remark(remark);
+                        }
                         // Nobody may be there to refuse it; but whoever is there will.
                         if is_run_out(ctx) {
                             tracing::warn!("certificate has run out while no server was reached");
@@ -207,7 +220,7 @@ fn after(ctx: &Context, ended: Ended, reconnect: &mut Reconnect, now: Mono) -> R
         }
         Verdict::Shared => {
             tracing::error!(detail = "identity-shared", "another process uses this machine's identity");
-            ctx.board.set_remark("identity-shared");
+            ctx.board.set_remark(Some("identity-shared"));
             Ok(about(LONG_PAUSE, ctx.entropy()))
         }
         Verdict::HandOver => {
@@ -238,14 +251,18 @@ impl From<DirError> for Unusable {
     }
 }
 
+fn is_clock_doubtful(ctx: &Context, own: &Peer) -> bool {
+    ctx.now().plus(CLOCK_DOUBT) < own.not_before
+}
+
 pub(crate) fn tls_of(ctx: &Context) -> Result<Arc<ClientConfig>, Unusable> {
     let gone = |what: &str| Unusable::Gone(what.to_owned());
     let bundle = ctx.dir.ca()?;
     let key = ctx.dir.key()?.ok_or_else(|| gone("identity.key is gone"))?;
     let own = own_certificate(ctx, &key)?;
     let (chain, peer) = own.ok_or_else(|| gone("identity.crt is gone or not this machine's"))?;
-    if ctx.now().plus(CLOCK_DOUBT) < peer.not_before {
-        ctx.board.set_remark("clock");
+    if is_clock_doubtful(ctx, &peer) {
+        ctx.board.set_remark(Some(CLOCK));
     }
     client_config(&bundle, Some((&chain, &key)), ctx.parts.clock.clone())
         .map_err(|error| gone(&Chain(&error).to_string()))
@@ -257,18 +274,39 @@ fn is_run_out(ctx: &Context) -> bool {
     matches!(own_certificate(ctx, &key), Ok(Some((_, peer))) if peer.not_after.plus(LEEWAY) < ctx.now())
 }
 
+/// No address answered.
+pub(crate) struct NotOpened {
+    /// What is worth telling of it beside the log.
+    remark: Option<&'static str>,
+}
+
 /// Dials the addresses in order; the first that answers is it. All of them failing is one step of the backoff.
-pub(crate) async fn open(ctx: &Context, tls: &Arc<ClientConfig>) -> Result<Link, ()> {
+pub(crate) async fn open(ctx: &Context, tls: &Arc<ClientConfig>) -> Result<Link, NotOpened> {
+    let mut failures = Vec::new();
+    let mut remark = None;
     for address in &ctx.settings.agent {
         match dial(&*ctx.parts.net, tls, address).await {
             Ok(link) => {
                 tracing::debug!(%address, "connected");
+                ctx.is_news("");
                 return Ok(link);
             }
-            Err(error) => tracing::debug!(%address, error = %Chain(&error), "not connected"),
+            Err(error) => {
+                tracing::debug!(%address, error = %Chain(&error), "not connected");
+                match &error {
+                    DialError::Untrusted { why: Distrust::NotYetValid, .. } => remark = Some(CLOCK),
+                    DialError::Untrusted { .. } => remark = Some(UNTRUSTED),
+                    DialError::Connect { .. } | DialError::Handshake { .. } | DialError::Http { .. } => {}
+                }
+                failures.push(Chain(&error).to_string());
+            }
         }
     }
-    Err(())
+    let why = failures.join("; ");
+    if ctx.is_news(&why) {
+        tracing::warn!(error = why, "no server reached, trying on");
+    }
+    Err(NotOpened { remark })
 }
 
 pub(crate) type Client = AgentServiceClient<tonic::transport::Channel>;
@@ -294,7 +332,7 @@ async fn converse(
             Renewed::Moved(link) => Ended::Moved(link, client.clone()),
             Renewed::Ended(ended) => ended,
         },
-        never = keep(old) => match never {},
+        never = async { tokio::join!(keep(old), reconsider(ctx)).0 } => match never {},
     };
     match ended {
         Ended::Lost(error) if link.certificate.is_refused() => Ended::NotAccepted(error),
@@ -308,6 +346,15 @@ async fn keep(old: Option<Client>) -> Infallible {
         sleep(SETTLED_AFTER).await;
         drop(old);
     }
+    std::future::pending().await
+}
+
+/// Takes back what was remarked of earlier connections, once this one has stood for long enough to prove it wrong.
+async fn reconsider(ctx: &Context) -> Infallible {
+    sleep(REMARK_STANDS).await;
+    let own = ctx.dir.key().ok().flatten().and_then(|key| own_certificate(ctx, &key).ok().flatten());
+    let doubtful = own.is_some_and(|(_, peer)| is_clock_doubtful(ctx, &peer));
+    ctx.board.set_remark(doubtful.then_some(CLOCK));
     std::future::pending().await
 }
 
@@ -350,6 +397,7 @@ impl<'a> Streams<'a> {
     fn mark(&self, bit: u8) {
         if self.open.fetch_or(bit, Ordering::Relaxed) | bit == 0b111 {
             self.ctx.control.set(State::Serving);
+            self.ctx.board.drop_remark(UNTRUSTED);
         }
     }
 }

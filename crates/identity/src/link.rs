@@ -18,7 +18,7 @@ use std::{
 
 use async_trait::async_trait;
 use hyper_util::rt::TokioIo;
-use rustls::{ClientConfig, pki_types::ServerName};
+use rustls::{CertificateError, ClientConfig, pki_types::ServerName};
 use tokio::{
     io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpStream, lookup_host},
@@ -28,7 +28,8 @@ use tokio_rustls::{TlsConnector, client::TlsStream};
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
-use crate::tls::{is_refused_certificate, is_untrusted_server};
+pub use crate::tls::Distrust;
+use crate::tls::{distrust_of, is_refused_certificate};
 
 /// Where a server listens: a host name or IP address, and a port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -89,8 +90,8 @@ pub enum DialError {
     Connect { address: String, source: io::Error },
     #[error("no TLS handshake with {address}")]
     Handshake { address: String, source: io::Error },
-    #[error("the server at {address} is not trusted; check ca.crt, and whether the address is really its")]
-    Untrusted { address: String, source: io::Error },
+    #[error("the server at {address} is not trusted: {}", why.advice())]
+    Untrusted { address: String, why: Distrust, source: io::Error },
     #[error("no HTTP/2 with {address}")]
     Http { address: String, source: tonic::transport::Error },
 }
@@ -227,6 +228,16 @@ impl AsyncWrite for Watched {
     }
 }
 
+/// The same cause without the time of the try: whoever tells each cause once compares its text.
+fn timeless(source: io::Error, why: Distrust) -> io::Error {
+    let cause = match why {
+        Distrust::NotYetValid => CertificateError::NotValidYet,
+        Distrust::Expired => CertificateError::Expired,
+        Distrust::Stranger => return source,
+    };
+    io::Error::new(source.kind(), rustls::Error::InvalidCertificate(cause))
+}
+
 pub async fn dial(net: &dyn Net, tls: &Arc<ClientConfig>, address: &Address) -> Result<Link, DialError> {
     let shown = || address.to_string();
     let late = || io::Error::from(io::ErrorKind::TimedOut);
@@ -237,13 +248,13 @@ pub async fn dial(net: &dyn Net, tls: &Arc<ClientConfig>, address: &Address) -> 
     let name = ServerName::try_from(address.host.clone())
         .map_err(|error| DialError::Connect { address: shown(), source: io::Error::other(error) })?;
     let handshake = TlsConnector::from(tls.clone()).connect(name, stream);
-    let stream = timeout(HANDSHAKE_LIMIT, handshake).await.unwrap_or_else(|_| Err(late())).map_err(|source| {
-        if is_untrusted_server(&source) {
-            DialError::Untrusted { address: shown(), source }
-        } else {
-            DialError::Handshake { address: shown(), source }
-        }
-    })?;
+    let stream =
+        timeout(HANDSHAKE_LIMIT, handshake).await.unwrap_or_else(|_| Err(late())).map_err(
+            |source| match distrust_of(&source) {
+                Some(why) => DialError::Untrusted { address: shown(), why, source: timeless(source, why) },
+                None => DialError::Handshake { address: shown(), source },
+            },
+        )?;
     let certificate = Shown::default();
     let once = Mutex::new(Some(TokioIo::new(Watched { stream, certificate: certificate.clone() })));
     let connector = service_fn(move |_: Uri| {
