@@ -256,14 +256,15 @@ impl Context {
 
     /// As [`Self::pause`], but a notice cuts it short: after the wait there may be no machine left to tell of it.
     pub(crate) async fn pause_unless_urgent(&self, wait: Duration) -> Result<(), Stopped> {
-        let wait = async {
-            tokio::select! {
-                biased;
-                () = self.board.urgent() => {}
-                () = sleep(wait) => {}
-            }
-        };
-        self.unless_stopped(wait).await
+        self.unless_stopped(self.urgent_or(wait)).await
+    }
+
+    pub(crate) async fn urgent_or(&self, wait: Duration) {
+        tokio::select! {
+            biased;
+            () = self.board.urgent() => {}
+            () = sleep(wait) => {}
+        }
     }
 }
 

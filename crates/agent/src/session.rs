@@ -35,7 +35,7 @@ use tonic::{Code, Status};
 
 use crate::{
     context::{Context, State, Stopped},
-    enrol::{DISK_PAUSE, own_certificate},
+    enrol::{DISK_PAUSE, HELP, Help, own_certificate},
     files,
     health::Reports,
     identity_dir::DirError,
@@ -77,6 +77,8 @@ pub(crate) enum SessionOver {
     /// The certificate is not accepted any more.
     Rejoin,
     Park(String),
+    /// The server no longer counts on this machine, and somebody brought it a new nonce or bundle.
+    Helped,
     /// A stop was asked for, and the server has been told.
     Left,
 }
@@ -110,6 +112,7 @@ pub(crate) async fn serve(ctx: &Context, reports: &mut Reports) -> SessionOver {
     let mut reconnect = Reconnect::new(clock.monotonic());
     let mut schedule = Schedule::default();
     let mut moved = None;
+    let mut help = None;
     loop {
         let (link, old) = match moved.take() {
             Some((link, old)) => (link, Some(old)),
@@ -173,9 +176,21 @@ pub(crate) async fn serve(ctx: &Context, reports: &mut Reports) -> SessionOver {
         match after(ctx, ended, &mut reconnect, now) {
             Err(over) => return over,
             Ok(wait) => {
-                if ctx.pause_unless_urgent(wait).await.is_err() {
-                    farewell(ctx, reports).await;
-                    return SessionOver::Left;
+                let dismissed = ctx.control.is(&State::Dismissed);
+                help = help.filter(|_| dismissed);
+                let paused = if dismissed {
+                    let help = help.get_or_insert_with(|| Help::new(ctx));
+                    help.came_during(ctx.urgent_or(wait)).await
+                } else {
+                    ctx.pause_unless_urgent(wait).await.map(|()| false)
+                };
+                match paused {
+                    Ok(true) => return SessionOver::Helped,
+                    Ok(false) => {}
+                    Err(Stopped) => {
+                        farewell(ctx, reports).await;
+                        return SessionOver::Left;
+                    }
                 }
             }
         }
@@ -213,7 +228,7 @@ fn after(ctx: &Context, ended: Ended, reconnect: &mut Reconnect, now: Mono) -> R
         Verdict::Park => Err(SessionOver::Park(format!("{}: {}", refusal.reason, refusal.message))),
         Verdict::Dismiss => {
             if !ctx.control.is(&State::Dismissed) {
-                tracing::warn!(error = %refusal, "the server no longer counts on this machine");
+                tracing::warn!(error = %refusal, next = HELP, "the server no longer counts on this machine");
             }
             ctx.control.set(State::Dismissed);
             Ok(about(LONG_PAUSE, ctx.entropy()))

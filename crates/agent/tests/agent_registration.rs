@@ -409,6 +409,48 @@ async fn rejoin_of_a_deleted_instance_is_dismissed_and_looks_again() {
     world.until(serving).await;
 }
 
+/// Whoever was given up by the servers need not be restarted to look at what was brought to it.
+#[tokio::test(start_paused = true)]
+async fn new_nonce_helps_an_agent_whose_rejoin_is_refused_over_and_over() {
+    for reason in ["REJOIN_REFUSED", "INSTANCE_DELETED"] {
+        let mut world = World::new();
+        world.write_nonce(HOUR);
+        world.start_server();
+        world.script_talk([Talk::Refuse(Code::Unauthenticated, "CERT_SUPERSEDED")]);
+        let refused = (0..20).map(|_| Register::Refuse(Code::Unauthenticated, reason));
+        world.script_register([Register::Sign].into_iter().chain(refused));
+        world.start_agent();
+        for _ in 0..10 {
+            world.next_registration().await;
+        }
+        world.plane.register.lock().unwrap().clear();
+        world.write_nonce(HOUR * 2);
+        let (_, request) = world.next_registration().await;
+        assert!(!request.registration_nonce_jwt.is_empty() && request.rejoin.is_none(), "{reason}");
+        world.until(serving).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn dismissed_agent_takes_a_new_nonce_and_is_woken_by_a_reload() {
+    let mut world = World::new();
+    world.write_nonce(HOUR);
+    world.start_server();
+    world.script_talk((0..20).map(|_| Talk::Refuse(Code::PermissionDenied, "INSTANCE_DELETED")));
+    world.start_agent();
+    world.next_registration().await;
+    world.until(|state| *state == State::Dismissed).await;
+    world.next_stream().await;
+    world.plane.talk.lock().unwrap().clear();
+    world.write_nonce(HOUR * 2);
+    let told = tokio::time::Instant::now();
+    world.control.reload();
+    let (at, request) = world.next_registration().await;
+    assert!(!request.registration_nonce_jwt.is_empty());
+    assert!(at - told < Duration::from_secs(1), "{:?}", at - told);
+    world.until(serving).await;
+}
+
 #[tokio::test(start_paused = true)]
 async fn stop_while_enrolling_or_parked_ends_at_once() {
     let world = World::new();
