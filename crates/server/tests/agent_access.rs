@@ -182,6 +182,13 @@ async fn agent_cannot_report_for_another() {
     let stream = agent.report(&shard.leader).await;
     stream.reports.send(report(ids[1], v1::ReportKind::Change)).await.unwrap();
     assert_refused(stream.end().await, Code::PermissionDenied, "NOT_YOUR_INSTANCE");
+    let stream = agent.report(&shard.leader).await;
+    let long = v1::HealthReportRequest { instance_id: "x".repeat(100_000), ..report(ids[1], v1::ReportKind::Change) };
+    stream.reports.send(long).await.unwrap();
+    let refused = stream.end().await;
+    let said = refused.as_ref().expect_err("it is not its own").message().len();
+    assert!(said < 200, "what an agent says is not echoed at length: {said}");
+    assert_refused(refused, Code::PermissionDenied, "NOT_YOUR_INSTANCE");
 }
 
 #[tokio::test]

@@ -120,7 +120,7 @@ fn any(name: &str, message: &impl Message) -> prost_types::Any {
 }
 
 /// At most so many bytes, whole characters.
-fn cut(text: &str, max: usize) -> String {
+pub(crate) fn cut(text: &str, max: usize) -> String {
     let end = text.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= max).last();
     text[..end.unwrap_or(0)].to_owned()
 }
