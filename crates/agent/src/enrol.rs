@@ -36,7 +36,7 @@ use crate::{
     link::{DialError, dial},
     reconnect::{Reconnect, about},
     refusal::{CallError, Refusal, Verdict},
-    settings::Address,
+    settings::{Address, Settings},
 };
 
 const CALL_LIMIT: Duration = Duration::from_secs(10);
@@ -97,9 +97,14 @@ pub(crate) fn own_certificate(ctx: &Context, key: &KeyPair) -> Result<Option<(Ve
 }
 
 fn read_certificate(ctx: &Context, key: &KeyPair, chain: &[u8]) -> Option<Peer> {
+    certificate_of(&ctx.settings, key, chain)
+}
+
+/// Whose certificate it is, if it is this machine's and the key's.
+pub(crate) fn certificate_of(settings: &Settings, key: &KeyPair, chain: &[u8]) -> Option<Peer> {
     let leaf = CertificateDer::from_pem_slice(chain).ok()?;
     let peer = Peer::from_der(&leaf).ok()?;
-    let ours = matches!(peer.name, PeerName::Agent { instance, .. } if instance == ctx.settings.instance);
+    let ours = matches!(peer.name, PeerName::Agent { instance, .. } if instance == settings.instance);
     (ours && peer.public_key == key.public_key()).then_some(peer)
 }
 
