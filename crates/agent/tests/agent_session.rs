@@ -4,11 +4,14 @@ mod common;
 
 use std::{process::Stdio, sync::Arc, time::Duration};
 
-use common::{Seen, Talk, World};
+use common::{
+    Seen, Talk, World,
+    files::{commit, file, say},
+};
 use nstance_agent::{State, host::Host};
 use nstance_core::ports::clock::Clock as _;
 use nstance_identity::keys::KeyPair;
-use nstance_proto::v1::ReportKind;
+use nstance_proto::v1::{KeyGenerationRequest, ReportKind};
 use nstance_rt::clock::SystemClock;
 use tokio::{net::TcpListener, sync::mpsc, time::Instant};
 use tonic::Code;
@@ -416,6 +419,61 @@ async fn process_says_goodbye_on_sigterm() {
     .unwrap();
     assert!(status.success());
     assert!(SystemClock.monotonic().since(before) < Duration::from_secs(2));
+}
+
+/// A machine in full: nonce, own key, a key made for the server, a file with a secret, one that is refused; logged with
+/// everything that the agent has to say.
+#[tokio::test]
+async fn no_secret_is_logged_or_left_beside() {
+    let mut world = World::with(5, Arc::new(SystemClock));
+    world.write_nonce(HOUR);
+    let nonce = std::fs::read_to_string(world.path("identity/nonce.jwt")).unwrap();
+    let (asks, sends) = (world.feed_keys(), world.feed_files());
+    let addresses = listen(&world, &world.plane).await;
+    let log = world.path("log");
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_nstance-agent"))
+        .arg("--debug")
+        .env_clear()
+        .envs(common::environment(world.directory.path()))
+        .env("NSTANCE_SERVER_REGISTRATION_ADDR", &addresses[0])
+        .env("NSTANCE_SERVER_AGENT_ADDR", &addresses[1])
+        .env("NSTANCE_NEW_SESSION", "1")
+        .stdin(Stdio::null())
+        .stdout(std::fs::File::create(&log).unwrap())
+        .stderr(std::fs::File::create(world.path("console")).unwrap())
+        .spawn()
+        .unwrap();
+    let request = KeyGenerationRequest { key_names: vec!["demo.key".into()], ..Default::default() };
+    say(&asks, [request]).await;
+    world.next_submission().await;
+    let good = "PLANTED=hunter2-in-a-file\n";
+    let bad = "hunter2-in-a-file-that-is-refused";
+    say(&sends, [file("1", "app.env", good), file("1", "bad.json", bad), commit("1", "sha256:01")]).await;
+    while !world.path("recv/errors/bad.json").exists() || !world.path("recv/app.env").exists() {
+        world.next_change().await;
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    tokio::task::spawn_blocking(move || child.wait()).await.unwrap().unwrap();
+
+    let middle = |path: &str| {
+        let pem = std::fs::read_to_string(world.path(path)).unwrap();
+        pem.lines().nth(1).expect("a line of the key").to_owned()
+    };
+    let signature = nonce.rsplit('.').next().unwrap().trim().to_owned();
+    let secrets = [signature, middle("identity/identity.key"), middle("keys/demo.key"), "hunter2".to_owned()];
+    let mut looked = 0;
+    let beside = ["log", "console", "identity/boot.json", "identity/state.json", "recv/errors/bad.json"];
+    for name in beside {
+        let Ok(text) = std::fs::read_to_string(world.path(name)) else { continue };
+        looked += 1;
+        for secret in &secrets {
+            assert!(!text.contains(secret.as_str()), "{name} tells `{secret}`: {text}");
+        }
+    }
+    assert_eq!(looked, beside.len());
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(log.contains("certificate received") && log.contains("DEBUG"), "it did log: {log}");
 }
 
 #[test]
