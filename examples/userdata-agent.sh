@@ -3,12 +3,15 @@ set -eu
 d=/opt/nstance-agent; id nstance-agent >/dev/null 2>&1 || useradd --system --home-dir $d --shell /usr/sbin/nologin nstance-agent
 install -d -m 0755 $d; install -d -o nstance-agent -m 0700 $d/identity $d/keys; install -d -o nstance-agent -m 0750 $d/recv
 umask 077
-printf '%s' '{{ .Nonce }}' > $d/identity/nonce.jwt
-cat > $d/identity/ca.crt <<'PEM'
+put() { cat > "$2.new"; chown "$1" "$2.new"; mv "$2.new" "$2"; }   # whoever reads it sees all of it or nothing
+# On a later boot the agent has its certificate, and a CA bundle that may be newer than this one.
+if ! { [ -e $d/identity/identity.crt ] && grep -qx 'NSTANCE_INSTANCE_ID={{ .Instance.ID }}' /etc/nstance/agent.env; }; then
+  put nstance-agent $d/identity/ca.crt <<'PEM'
 {{ .Cluster.CACert }}
 PEM
-chown nstance-agent $d/identity/*
-install -d /etc/nstance; cat > /etc/nstance/agent.env <<'ENV'
+  printf '%s' '{{ .Nonce }}' | put nstance-agent $d/identity/nonce.jwt
+fi
+install -d /etc/nstance; put root /etc/nstance/agent.env <<'ENV'
 NSTANCE_INSTANCE_ID={{ .Instance.ID }}
 NSTANCE_SERVER_REGISTRATION_ADDR={{ .Server.RegistrationAddr }}
 NSTANCE_SERVER_AGENT_ADDR={{ .Server.AgentAddr }}

@@ -11,7 +11,7 @@ use nstance_rt::backoff::Backoff;
 use crate::{
     boot,
     context::{Components, Context, Control, State, Stopped},
-    enrol::{Enrolment, enrol, rejoin},
+    enrol::{Enrolment, Help, enrol, rejoin},
     files,
     health::Reports,
     local, metadata, sample,
@@ -93,6 +93,7 @@ async fn live(ctx: &Context, reports: &mut Reports) -> Result<(), Stopped> {
                 match enrol(ctx, refused).await? {
                     Enrolment::Ready => Step::Serve,
                     Enrolment::Rejoin => Step::Rejoin,
+                    Enrolment::Helped => Step::Enrol { refused },
                     Enrolment::Fatal(why) => Step::Park { why, refused },
                 }
             }
@@ -102,11 +103,13 @@ async fn live(ctx: &Context, reports: &mut Reports) -> Result<(), Stopped> {
                 match rejoin(ctx).await? {
                     Enrolment::Ready => Step::Serve,
                     Enrolment::Rejoin => Step::Rejoin,
+                    Enrolment::Helped => Step::Enrol { refused: true },
                     Enrolment::Fatal(why) => Step::Park { why, refused: true },
                 }
             }
             Step::Serve => match serve(ctx, reports).await {
                 SessionOver::Rejoin => Step::Rejoin,
+                SessionOver::Helped => Step::Enrol { refused: true },
                 SessionOver::Park(why) => Step::Park { why, refused: true },
                 SessionOver::Left => return Ok(()),
             },
@@ -143,19 +146,8 @@ impl Rejoins {
 /// Alive and quiet, until a new nonce or CA bundle lies there, or somebody sends SIGHUP.
 async fn park(ctx: &Context, why: String) -> Result<(), Stopped> {
     tracing::error!(reason = why, "parked: this machine needs a new nonce or CA bundle, or to be replaced");
-    let before = ctx.dir.help();
+    let help = Help::new(ctx);
     ctx.control.set(State::Parked(why));
-    loop {
-        let wait = ctx.unless_stopped(async {
-            tokio::select! {
-                () = ctx.control.reloaded() => true,
-                () = tokio::time::sleep(PARKED_LOOK) => false,
-            }
-        });
-        let reloaded = wait.await?;
-        if reloaded || ctx.dir.help() != before {
-            tracing::info!(reloaded, "trying again");
-            return Ok(());
-        }
-    }
+    while !help.came_within(PARKED_LOOK).await? {}
+    Ok(())
 }

@@ -104,10 +104,18 @@ impl Board {
         self.slots().untrusted
     }
 
-    /// Adds a detail to the session's stage of the boot record.
-    pub(crate) fn set_remark(&self, remark: &'static str) {
-        self.slots().remark = Some(remark);
-        self.remarked.notify_one();
+    /// Says in the session's stage of the boot record what is worth telling of it; `None` if there is nothing any more.
+    pub(crate) fn set_remark(&self, remark: Option<&'static str>) {
+        if std::mem::replace(&mut self.slots().remark, remark) != remark {
+            self.remarked.notify_one();
+        }
+    }
+
+    /// Takes back this remark, if it is the one that stands.
+    pub(crate) fn drop_remark(&self, remark: &'static str) {
+        if self.remark() == Some(remark) {
+            self.set_remark(None);
+        }
     }
 
     pub(crate) fn remark(&self) -> Option<&'static str> {

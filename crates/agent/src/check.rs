@@ -8,6 +8,7 @@ use nstance_rt::{chain::Chain, clock::SystemClock};
 
 use crate::{
     disk::Disk,
+    enrol::certificate_of,
     identity_dir::{IdentityDir, prepare},
     link::{TcpNet, dial},
     settings::{Address, Problem, Settings},
@@ -46,7 +47,7 @@ pub async fn check(settings: Result<Settings, Vec<Problem>>) -> Vec<Line> {
         Ok(bundle) => ca_line(bundle, now),
         Err(error) => bad(Chain(error).to_string()),
     });
-    lines.push(identity_line(&dir, now));
+    lines.push(identity_line(&settings, &dir, now));
     if let Ok(bundle) = &bundle {
         for (what, addresses) in [("registration", &settings.registration), ("agent", &settings.agent)] {
             for address in addresses {
@@ -63,12 +64,24 @@ fn ca_line(bundle: &Bundle, now: Timestamp) -> Line {
     if bundle.certificates().iter().all(|it| it.not_after < now) { bad(format!("{text}: expired")) } else { good(text) }
 }
 
-fn identity_line(dir: &IdentityDir, now: Timestamp) -> Line {
-    if let Ok(Some(_)) = dir.certificate() {
-        return good("certificate is there");
+fn identity_line(settings: &Settings, dir: &IdentityDir, now: Timestamp) -> Line {
+    let (key, chain) = match dir.key().and_then(|key| Ok((key, dir.certificate()?))) {
+        Ok(found) => found,
+        Err(error) => return bad(Chain(&error).to_string()),
+    };
+    let has_certificate = chain.is_some();
+    if let Some(peer) = key.zip(chain).and_then(|(key, chain)| certificate_of(settings, &key, &chain)) {
+        return if peer.not_after < now {
+            bad(format!("certificate ran out at {}: the agent asks for another one with its key", peer.not_after))
+        } else {
+            good(format!("certificate until {}", peer.not_after))
+        };
     }
     match dir.nonce() {
         Err(error) => bad(Chain(&error).to_string()),
+        Ok(None) if has_certificate => {
+            bad("identity.crt is not of this instance and identity.key, and there is no nonce.jwt to register with")
+        }
         Ok(None) => bad("neither certificate nor nonce.jwt: the userdata of this machine did not write one"),
         Ok(Some(nonce)) => match peek_claims(&nonce) {
             Err(error) => bad(format!("nonce.jwt: {error}")),

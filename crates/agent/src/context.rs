@@ -2,6 +2,7 @@
 
 use std::{
     future::Future,
+    net::{IpAddr, SocketAddr},
     sync::{
         Arc, Mutex, PoisonError,
         atomic::{AtomicU64, Ordering},
@@ -27,6 +28,7 @@ use crate::{
     host::Host,
     identity_dir::IdentityDir,
     link::Net,
+    machine::Addresses,
     metadata::{Endpoints, Monitor},
     settings::Settings,
 };
@@ -151,6 +153,10 @@ pub(crate) struct Context {
     pub(crate) session_id: String,
     /// The highest epoch a leader has spoken in.
     highest_epoch: AtomicU64,
+    /// Our end of the last connection, and what it and the machine were found to be called.
+    found: Mutex<Option<(Option<IpAddr>, Addresses)>>,
+    /// Why no server could be reached, as it was last complained of.
+    complaint: Mutex<String>,
     /// When the last certificate is to be renewed, as its issuer told: serial and time.
     renewal: Mutex<(String, Option<Timestamp>)>,
 }
@@ -169,6 +175,8 @@ impl Context {
             monitor: Monitor::default(),
             session_id,
             highest_epoch: AtomicU64::new(0),
+            found: Mutex::default(),
+            complaint: Mutex::default(),
             renewal: Mutex::default(),
         }
     }
@@ -177,6 +185,42 @@ impl Context {
     /// does not tell.
     pub(crate) fn obeys(&self, epoch: u64) -> bool {
         epoch == 0 || self.highest_epoch.fetch_max(epoch, Ordering::Relaxed) <= epoch
+    }
+
+    /// Finds out the machine's addresses by our end of a new connection.
+    pub(crate) fn find(&self, local: Option<SocketAddr>) -> Addresses {
+        let local = local.map(|local| local.ip());
+        let addresses = Addresses::detect(&self.settings.overrides, &self.parts.host, local);
+        *self.found.lock().unwrap_or_else(PoisonError::into_inner) = Some((local, addresses.clone()));
+        addresses
+    }
+
+    /// As they were last found.
+    pub(crate) fn addresses(&self) -> Addresses {
+        let found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        found.as_ref().map(|(_, addresses)| addresses.clone()).unwrap_or_default()
+    }
+
+    /// Looks again, and has it reported if something is different: a name given late, a network that came or went.
+    pub(crate) fn look_around(&self) {
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        let Some((local, before)) = &mut *found else { return };
+        let now = Addresses::detect(&self.settings.overrides, &self.parts.host, *local);
+        if now != *before {
+            tracing::info!(?before, ?now, "addresses changed");
+            *before = now;
+            drop(found);
+            self.board.changed();
+        }
+    }
+
+    /// Whether this reason why no server is reached is another one than the last. Empty once one is reached, so that the
+    /// next absence is told again.
+    pub(crate) fn is_news(&self, why: &str) -> bool {
+        let mut last = self.complaint.lock().unwrap_or_else(PoisonError::into_inner);
+        let news = *last != why;
+        why.clone_into(&mut last);
+        news
     }
 
     pub(crate) fn tell_renewal(&self, serial: &str, at: Option<Timestamp>) {
@@ -212,14 +256,15 @@ impl Context {
 
     /// As [`Self::pause`], but a notice cuts it short: after the wait there may be no machine left to tell of it.
     pub(crate) async fn pause_unless_urgent(&self, wait: Duration) -> Result<(), Stopped> {
-        let wait = async {
-            tokio::select! {
-                biased;
-                () = self.board.urgent() => {}
-                () = sleep(wait) => {}
-            }
-        };
-        self.unless_stopped(wait).await
+        self.unless_stopped(self.urgent_or(wait)).await
+    }
+
+    pub(crate) async fn urgent_or(&self, wait: Duration) {
+        tokio::select! {
+            biased;
+            () = self.board.urgent() => {}
+            () = sleep(wait) => {}
+        }
     }
 }
 
@@ -253,5 +298,20 @@ impl Context {
             console: false,
         };
         (outer, Self::new(settings, parts, Control::new()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn reason_is_news_until_it_is_known_and_again_after_a_connection() {
+        let (_outer, ctx) = Context::for_tests(&[]);
+        assert!(ctx.is_news("refused"));
+        assert!(!ctx.is_news("refused"));
+        assert!(ctx.is_news("not trusted"));
+        ctx.is_news("");
+        assert!(ctx.is_news("not trusted"));
     }
 }

@@ -26,7 +26,7 @@ use rustls::{
     ClientConfig,
     pki_types::{CertificateDer, pem::PemObject as _},
 };
-use tokio::time::timeout;
+use tokio::time::{sleep, timeout};
 use tonic::{Request, Status};
 
 use crate::{
@@ -34,10 +34,9 @@ use crate::{
     health::AGENT_VERSION,
     identity_dir::{DirError, RejoinCounter},
     link::{DialError, dial},
-    machine::Addresses,
     reconnect::{Reconnect, about},
     refusal::{CallError, Refusal, Verdict},
-    settings::Address,
+    settings::{Address, Settings},
 };
 
 const CALL_LIMIT: Duration = Duration::from_secs(10);
@@ -61,6 +60,8 @@ pub(crate) enum Enrolment {
     Ready,
     /// There is a key and an old certificate, and no better proof: rejoin.
     Rejoin,
+    /// Somebody brought a nonce or a bundle, or asked to look for one: enrol with what is there now.
+    Helped,
     /// Nothing will change by asking again.
     Fatal(String),
 }
@@ -96,9 +97,14 @@ pub(crate) fn own_certificate(ctx: &Context, key: &KeyPair) -> Result<Option<(Ve
 }
 
 fn read_certificate(ctx: &Context, key: &KeyPair, chain: &[u8]) -> Option<Peer> {
+    certificate_of(&ctx.settings, key, chain)
+}
+
+/// Whose certificate it is, if it is this machine's and the key's.
+pub(crate) fn certificate_of(settings: &Settings, key: &KeyPair, chain: &[u8]) -> Option<Peer> {
     let leaf = CertificateDer::from_pem_slice(chain).ok()?;
     let peer = Peer::from_der(&leaf).ok()?;
-    let ours = matches!(peer.name, PeerName::Agent { instance, .. } if instance == ctx.settings.instance);
+    let ours = matches!(peer.name, PeerName::Agent { instance, .. } if instance == settings.instance);
     (ours && peer.public_key == key.public_key()).then_some(peer)
 }
 
@@ -191,7 +197,7 @@ async fn register(ctx: &Context, key: &KeyPair, nonce: &str, good_until: Timesta
             Err(failed) => match failed.verdict {
                 Verdict::Park => return Ok(Enrolment::Fatal(failed.text())),
                 _ if good_until < ctx.now() => return Ok(Enrolment::Fatal("registration-expired".to_owned())),
-                _ => waits.after(ctx, &failed).await?,
+                _ => ctx.pause(waits.next(ctx, &failed, "")).await?,
             },
         }
     }
@@ -212,6 +218,7 @@ pub(crate) async fn rejoin(ctx: &Context) -> Result<Enrolment, Stopped> {
     };
     let client_id = ctx.settings.instance.to_string();
     let mut waits = Waits::new(ctx, Some(REJOIN_CAP));
+    let help = Help::new(ctx);
     let counter = loop {
         let stored = ctx.dir.rejoin_counter().and_then(|counter| {
             let counter = counter.next();
@@ -241,15 +248,62 @@ pub(crate) async fn rejoin(ctx: &Context) -> Result<Enrolment, Stopped> {
             Err(failed) => match failed.verdict {
                 Verdict::Park => return Ok(Enrolment::Fatal(failed.text())),
                 Verdict::Dismiss => {
+                    if !ctx.control.is(&State::Dismissed) {
+                        tracing::warn!(
+                            error = failed.text(),
+                            next = HELP,
+                            "the server no longer counts on this machine"
+                        );
+                    }
                     ctx.control.set(State::Dismissed);
-                    ctx.pause(about(DISMISSED_PAUSE, ctx.entropy())).await?;
+                    if help.came_within(about(DISMISSED_PAUSE, ctx.entropy())).await? {
+                        return Ok(Enrolment::Helped);
+                    }
                 }
                 _ => {
                     ctx.control.set(State::Rejoining);
-                    waits.after(ctx, &failed).await?;
+                    if help.came_within(waits.next(ctx, &failed, HELP)).await? {
+                        return Ok(Enrolment::Helped);
+                    }
                 }
             },
         }
+    }
+}
+
+/// What whoever looks after a machine can do that the servers know no more.
+pub(crate) const HELP: &str = "if it lasts, put a new nonce.jwt into the identity directory, or replace this machine";
+
+/// What somebody may do for an agent that cannot help itself: bring a nonce or a bundle, or tell it to look again.
+pub(crate) struct Help<'a> {
+    ctx: &'a Context,
+    before: (Option<Vec<u8>>, Option<Vec<u8>>),
+}
+
+impl<'a> Help<'a> {
+    pub(crate) fn new(ctx: &'a Context) -> Self {
+        Self { ctx, before: ctx.dir.help() }
+    }
+
+    /// Waits that long, and says whether help came. A word cuts the wait short.
+    pub(crate) async fn came_within(&self, wait: Duration) -> Result<bool, Stopped> {
+        self.came_during(sleep(wait)).await
+    }
+
+    pub(crate) async fn came_during(&self, wait: impl Future<Output = ()>) -> Result<bool, Stopped> {
+        let reloaded = async {
+            tokio::select! {
+                biased;
+                () = self.ctx.control.reloaded() => true,
+                () = wait => false,
+            }
+        };
+        let reloaded = self.ctx.unless_stopped(reloaded).await?;
+        let helped = reloaded || self.ctx.dir.help() != self.before;
+        if helped {
+            tracing::info!(reloaded, "trying again");
+        }
+        Ok(helped)
     }
 }
 
@@ -338,7 +392,7 @@ async fn call(
     request: &(dyn Fn(RegisterClientRequest) -> RegisterClientRequest + Sync),
 ) -> Result<RegisterClientResponse, AttemptError> {
     let link = dial(&*ctx.parts.net, tls, address).await?;
-    let addresses = Addresses::detect(&ctx.settings.overrides, link.local.map(|local| local.ip()));
+    let addresses = ctx.find(link.local);
     let message = request(RegisterClientRequest {
         public_key_pem: key.public_key_pem().into_bytes(),
         private_ipv4: addresses.ipv4,
@@ -412,18 +466,18 @@ impl Waits {
         Self { reconnect, last: String::new() }
     }
 
-    async fn after(&mut self, ctx: &Context, failed: &Failed) -> Result<(), Stopped> {
+    /// The next wait. `next` is what a person can do meanwhile.
+    fn next(&mut self, ctx: &Context, failed: &Failed, next: &str) -> Duration {
         let text = Chain(&failed.error).to_string();
         if self.last != text {
-            tracing::warn!(error = text, "not registered yet");
+            tracing::warn!(error = text, next, "not registered yet");
             self.last = text;
         }
         ctx.board.set_untrusted(failed.untrusted, ctx.parts.clock.monotonic());
-        let wait = if failed.untrusted {
+        if failed.untrusted {
             about(UNTRUSTED_PAUSE, ctx.entropy())
         } else {
             self.reconnect.failed(failed.retry, ctx.parts.clock.monotonic(), ctx.entropy())
-        };
-        ctx.pause(wait).await
+        }
     }
 }

@@ -6,7 +6,7 @@ use nstance_core::{ports::clock::Entropy, time::Timestamp};
 use nstance_proto::v1::{HealthReportRequest, ReportKind};
 use nstance_rt::entropy::jitter;
 
-use crate::{context::Context, files, machine, machine::Addresses};
+use crate::{context::Context, files, machine};
 
 /// Of the report's form.
 const PROTOCOL_VERSION: &str = "1";
@@ -25,8 +25,9 @@ impl Reports {
         Self { interval: ctx.settings.metrics_interval, started: ctx.now(), count: 0 }
     }
 
-    pub(crate) fn make(&mut self, ctx: &Context, kind: ReportKind, addresses: &Addresses) -> HealthReportRequest {
+    pub(crate) fn make(&mut self, ctx: &Context, kind: ReportKind) -> HealthReportRequest {
         self.count += 1;
+        let addresses = ctx.addresses();
         let first = kind == ReportKind::First;
         let mut report = HealthReportRequest {
             version: PROTOCOL_VERSION.to_owned(),
@@ -42,10 +43,10 @@ impl Reports {
             machine: first.then(machine::facts),
             agent_version: AGENT_VERSION.to_owned(),
             session_id: ctx.session_id.clone(),
-            private_ipv4: addresses.ipv4.clone(),
-            private_ipv6: addresses.ipv6.clone(),
-            hostname: addresses.hostname.clone(),
-            fqdn: addresses.fqdn.clone(),
+            private_ipv4: addresses.ipv4,
+            private_ipv6: addresses.ipv6,
+            hostname: addresses.hostname,
+            fqdn: addresses.fqdn,
             ..Default::default()
         };
         ctx.board.fill(&mut report);
@@ -75,7 +76,7 @@ mod tests {
     use crate::notice::{Action, Notice};
 
     fn make(ctx: &Context, reports: &mut Reports, kind: ReportKind) -> HealthReportRequest {
-        reports.make(ctx, kind, &Addresses::default())
+        reports.make(ctx, kind)
     }
 
     #[test]

@@ -68,6 +68,12 @@ impl Host {
         self.log.as_ref().map(LogRing::text)
     }
 
+    /// What the kernel calls the machine.
+    pub(crate) fn name(&self) -> String {
+        let told = self.text("/proc/sys/kernel/hostname").map(|text| text.trim().to_owned());
+        told.unwrap_or_else(|| rustix::system::uname().nodename().to_string_lossy().into_owned())
+    }
+
     /// Changes with every boot of the machine.
     pub(crate) fn boot_id(&self) -> String {
         self.text("/proc/sys/kernel/random/boot_id").unwrap_or_default().trim().to_owned()

@@ -8,7 +8,7 @@ use std::{
 
 use nstance_proto::v1::MachineInfo;
 
-use crate::settings::Overrides;
+use crate::{host::Host, link::is_host, settings::Overrides};
 
 /// Names and addresses as they are reported; empty where unknown.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
@@ -22,22 +22,28 @@ pub struct Addresses {
 impl Addresses {
     /// Detects what is not overridden. `local` is our end of a connection to the server: the address of the interface
     /// that routes to it.
-    pub fn detect(overrides: &Overrides, local: Option<IpAddr>) -> Self {
+    pub fn detect(overrides: &Overrides, host: &Host, local: Option<IpAddr>) -> Self {
         let (ipv4, ipv6) = match local.map(|it| it.to_canonical()) {
             Some(IpAddr::V4(ours)) => (Some(ours.to_string()), route("[::]:0", "[2001:db8::1]:9")),
             Some(IpAddr::V6(ours)) => (route("0.0.0.0:0", "192.0.2.1:9"), Some(ours.to_string())),
             None => (None, None),
         };
-        let kernel = rustix::system::uname().nodename().to_string_lossy().into_owned();
-        let dotted = kernel.contains('.').then(|| kernel.clone());
+        let (hostname, fqdn) = names(&host.name());
         let or = |told: &Option<String>, found: Option<String>| told.clone().or(found).unwrap_or_default();
         Self {
             ipv4: or(&overrides.ipv4, ipv4),
             ipv6: or(&overrides.ipv6, ipv6),
-            fqdn: or(&overrides.fqdn, dotted),
-            hostname: or(&overrides.hostname, kernel.split('.').next().map(str::to_owned)),
+            fqdn: or(&overrides.fqdn, fqdn),
+            hostname: or(&overrides.hostname, hostname),
         }
     }
+}
+
+/// Host name and full name out of what the kernel calls the machine. The kernel takes any bytes for a name; the server
+/// takes none but names of RFC 1123, and a registration must not fail for a name that nobody chose.
+fn names(kernel: &str) -> (Option<String>, Option<String>) {
+    let fit = |name: &str| is_host(name).then(|| name.to_owned());
+    (kernel.split('.').next().and_then(fit), kernel.contains('.').then(|| fit(kernel)).flatten())
 }
 
 /// The address the kernel would send from. Connecting a datagram socket sends nothing, it only asks the routing table;
@@ -96,6 +102,25 @@ mod tests {
     }
 
     #[test]
+    fn names_that_no_server_takes_are_not_told() {
+        let long = "a".repeat(64);
+        for (kernel, hostname, fqdn) in [
+            ("web-1", Some("web-1"), None),
+            ("web-1.example.com", Some("web-1"), Some("web-1.example.com")),
+            ("my_host", None, None),
+            ("(none)", None, None),
+            ("", None, None),
+            (long.as_str(), None, None),
+            ("a..b", Some("a"), None),
+            ("web.my_zone", Some("web"), None),
+            ("-web.example.com", None, None),
+        ] {
+            let found = names(kernel);
+            assert_eq!((found.0.as_deref(), found.1.as_deref()), (hostname, fqdn), "{kernel}");
+        }
+    }
+
+    #[test]
     fn what_is_told_is_not_detected() {
         let overrides = Overrides {
             hostname: Some("web-1".into()),
@@ -103,9 +128,9 @@ mod tests {
             ipv4: Some("10.0.0.1".into()),
             ipv6: Some("fd00::1".into()),
         };
-        let told = Addresses::detect(&overrides, None);
+        let told = Addresses::detect(&overrides, &Host::machine(), None);
         assert_eq!((told.hostname.as_str(), told.ipv6.as_str()), ("web-1", "fd00::1"));
-        let found = Addresses::detect(&Overrides::default(), Some("10.1.2.3".parse().unwrap()));
+        let found = Addresses::detect(&Overrides::default(), &Host::machine(), Some("10.1.2.3".parse().unwrap()));
         assert_eq!(found.ipv4, "10.1.2.3");
         assert!(!found.hostname.is_empty());
     }

@@ -120,7 +120,13 @@ fn status(identity: &Path, json: bool) -> ExitCode {
 /// One thread is all the agent needs.
 fn on_runtime(work: impl Future<Output = ExitCode>) -> ExitCode {
     match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-        Ok(runtime) => runtime.block_on(work),
+        Ok(runtime) => {
+            let code = runtime.block_on(work);
+            // Names are looked up on threads of their own. One whose resolver does not answer would hold up our end by
+            // many seconds, and a stop must take two at most.
+            runtime.shutdown_background();
+            code
+        }
         Err(error) => {
             eprintln!("start runtime: {error}");
             ExitCode::FAILURE
@@ -179,4 +185,28 @@ async fn run(settings: Settings, debug: bool) -> ExitCode {
     }
     teller.tell(&State::Leaving);
     ExitCode::SUCCESS
+}
+
+#[cfg(test)]
+mod tests {
+    use std::{sync::mpsc, time::Duration};
+
+    use super::*;
+
+    #[test]
+    fn process_ends_while_a_name_is_still_looked_up() {
+        let (found, answer) = mpsc::channel::<()>();
+        let (tell, told) = mpsc::channel();
+        on_runtime(async move {
+            let (begun, running) = tokio::sync::oneshot::channel();
+            tokio::task::spawn_blocking(move || {
+                let _ = begun.send(());
+                let _ = tell.send(answer.recv_timeout(Duration::from_secs(30)));
+            });
+            running.await.unwrap();
+            ExitCode::SUCCESS
+        });
+        found.send(()).expect("somebody still waits for the answer");
+        assert_eq!(told.recv().unwrap(), Ok(()), "the runtime's end waited until the look-up gave up");
+    }
 }

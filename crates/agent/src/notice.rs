@@ -85,16 +85,20 @@ pub async fn stop_action(setting: LeaveOnStop) -> Action {
     match setting {
         LeaveOnStop::Always => Action::Shutdown,
         LeaveOnStop::Never => Action::Leave,
-        LeaveOnStop::Auto => {
-            let systemd = fs::read_to_string("/proc/1/comm").is_ok_and(|name| name.trim() == "systemd");
-            if !systemd || going_down(Path::new("/run")) {
-                return Action::Shutdown;
-            }
-            match timeout(ASK_LIMIT, ask_systemd()).await {
-                Ok(Some(state)) if state != "stopping" => Action::Leave,
-                _ => Action::Shutdown,
-            }
-        }
+        LeaveOnStop::Auto => auto(Path::new("/"), ask_systemd()).await,
+    }
+}
+
+/// What it means on the machine below `root` whose service manager says `state`. Only a word that is known to mean that
+/// the machine stays is believed: the manager also says `offline` and `unknown`, and what it says next is not known.
+async fn auto(root: &Path, state: impl Future<Output = Option<String>>) -> Action {
+    let systemd = fs::read_to_string(root.join("proc/1/comm")).is_ok_and(|name| name.trim() == "systemd");
+    if !systemd || going_down(&root.join("run")) {
+        return Action::Shutdown;
+    }
+    match timeout(ASK_LIMIT, state).await.ok().flatten().as_deref() {
+        Some("initializing" | "starting" | "running" | "degraded" | "maintenance") => Action::Leave,
+        _ => Action::Shutdown,
     }
 }
 
@@ -127,6 +131,47 @@ mod tests {
     async fn setting_decides_what_a_stop_means() {
         assert_eq!(stop_action(LeaveOnStop::Always).await, Action::Shutdown);
         assert_eq!(stop_action(LeaveOnStop::Never).await, Action::Leave);
+    }
+
+    /// A machine whose first process has this name.
+    fn machine(first: &str) -> tempfile::TempDir {
+        let root = tempfile::tempdir().unwrap();
+        fs::create_dir_all(root.path().join("proc/1")).unwrap();
+        fs::create_dir_all(root.path().join("run/systemd/shutdown")).unwrap();
+        fs::write(root.path().join("proc/1/comm"), format!("{first}\n")).unwrap();
+        root
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_manager_that_says_the_machine_stays_makes_a_stop_a_leave() {
+        let systemd = machine("systemd");
+        for (state, expected) in [
+            (Some("initializing"), Action::Leave),
+            (Some("starting"), Action::Leave),
+            (Some("running"), Action::Leave),
+            (Some("degraded"), Action::Leave),
+            (Some("maintenance"), Action::Leave),
+            (Some("stopping"), Action::Shutdown),
+            (Some("offline"), Action::Shutdown),
+            (Some("unknown"), Action::Shutdown),
+            (Some("hovering"), Action::Shutdown),
+            (None, Action::Shutdown),
+        ] {
+            let found = auto(systemd.path(), async { state.map(str::to_owned) }).await;
+            assert_eq!(found, expected, "{state:?}");
+        }
+        let began = tokio::time::Instant::now();
+        assert_eq!(auto(systemd.path(), std::future::pending()).await, Action::Shutdown);
+        assert!(began.elapsed() <= ASK_LIMIT + Duration::from_millis(1), "a manager that is silent is not waited for");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn without_systemd_or_with_signs_of_a_shutdown_nobody_is_asked() {
+        let running = || async { Some("running".to_owned()) };
+        assert_eq!(auto(machine("init").path(), running()).await, Action::Shutdown);
+        let systemd = machine("systemd");
+        fs::write(systemd.path().join("run/systemd/shutdown/scheduled"), "").unwrap();
+        assert_eq!(auto(systemd.path(), running()).await, Action::Shutdown);
     }
 
     #[test]

@@ -39,6 +39,8 @@ pub(crate) async fn watch(ctx: &Context) -> Infallible {
         ticks.tick().await;
         reader.read(&ctx.parts.host, ctx.now());
         ctx.board.samples().push(&reader.sample, &reader.cores);
+        // Addresses change seldom and tell nobody; a wake-up that is there anyway does.
+        ctx.look_around();
     }
 }
 

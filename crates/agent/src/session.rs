@@ -15,7 +15,10 @@ use std::{
 };
 
 use nstance_core::time::Mono;
-use nstance_identity::tls::client_config;
+use nstance_identity::{
+    peer::{LEEWAY, Peer},
+    tls::client_config,
+};
 use nstance_proto::v1::{HealthReportRequest, ReportKind, agent_service_client::AgentServiceClient};
 use nstance_rt::{
     backoff::Backoff,
@@ -32,13 +35,12 @@ use tonic::{Code, Status};
 
 use crate::{
     context::{Context, State, Stopped},
-    enrol::{DISK_PAUSE, own_certificate},
+    enrol::{DISK_PAUSE, HELP, Help, own_certificate},
     files,
     health::Reports,
     identity_dir::DirError,
     keys,
-    link::{Link, dial},
-    machine::Addresses,
+    link::{DialError, Distrust, Link, dial},
     notice::{Notice, stop_action},
     reconnect::{Reconnect, about},
     refusal::{CallError, Refusal, Verdict},
@@ -59,6 +61,13 @@ const FAREWELL_ANSWER: Duration = Duration::from_secs(1);
 /// A certificate that begins to be good only this far ahead means that our clock is wrong, not the issuer's.
 const CLOCK_DOUBT: Duration = Duration::from_secs(3600);
 
+/// Remarks on the session, for the boot record.
+const CLOCK: &str = "clock";
+const UNTRUSTED: &str = "server-not-trusted";
+
+/// Whoever shares our identity takes it back within a minute; a session that stands for two is ours alone.
+const REMARK_STANDS: Duration = Duration::from_secs(120);
+
 /// Reports under way to the transport: one, and room for a notice that must not wait behind it.
 const REPORT_SLOTS: usize = 2;
 
@@ -68,6 +77,8 @@ pub(crate) enum SessionOver {
     /// The certificate is not accepted any more.
     Rejoin,
     Park(String),
+    /// The server no longer counts on this machine, and somebody brought it a new nonce or bundle.
+    Helped,
     /// A stop was asked for, and the server has been told.
     Left,
 }
@@ -75,6 +86,8 @@ pub(crate) enum SessionOver {
 /// How a stream, or one connection, ended.
 pub(crate) enum Ended {
     Lost(CallError),
+    /// The server ended the connection over the certificate that we showed it: it trusts another CA than its issuer.
+    NotAccepted(CallError),
     Refused(Refusal),
     /// The server ended the stream without a complaint.
     Clean,
@@ -99,6 +112,7 @@ pub(crate) async fn serve(ctx: &Context, reports: &mut Reports) -> SessionOver {
     let mut reconnect = Reconnect::new(clock.monotonic());
     let mut schedule = Schedule::default();
     let mut moved = None;
+    let mut help = None;
     loop {
         let (link, old) = match moved.take() {
             Some((link, old)) => (link, Some(old)),
@@ -122,7 +136,15 @@ pub(crate) async fn serve(ctx: &Context, reports: &mut Reports) -> SessionOver {
                 };
                 match ctx.unless_stopped(open(ctx, &tls)).await {
                     Ok(Ok(link)) => (link, None),
-                    Ok(Err(())) => {
+                    Ok(Err(NotOpened { remark })) => {
+                        if remark.is_some() {
+                            ctx.board.set_remark(remark);
+                        }
+                        // Nobody may be there to refuse it; but whoever is there will.
+                        if is_run_out(ctx) {
+                            tracing::warn!("certificate has run out while no server was reached");
+                            return SessionOver::Rejoin;
+                        }
                         let wait = reconnect.failed(None, clock.monotonic(), ctx.entropy());
                         if ctx.pause_unless_urgent(wait).await.is_err() {
                             farewell(ctx, reports).await;
@@ -154,9 +176,21 @@ pub(crate) async fn serve(ctx: &Context, reports: &mut Reports) -> SessionOver {
         match after(ctx, ended, &mut reconnect, now) {
             Err(over) => return over,
             Ok(wait) => {
-                if ctx.pause_unless_urgent(wait).await.is_err() {
-                    farewell(ctx, reports).await;
-                    return SessionOver::Left;
+                let dismissed = ctx.control.is(&State::Dismissed);
+                help = help.filter(|_| dismissed);
+                let paused = if dismissed {
+                    let help = help.get_or_insert_with(|| Help::new(ctx));
+                    help.came_during(ctx.urgent_or(wait)).await
+                } else {
+                    ctx.pause_unless_urgent(wait).await.map(|()| false)
+                };
+                match paused {
+                    Ok(true) => return SessionOver::Helped,
+                    Ok(false) => {}
+                    Err(Stopped) => {
+                        farewell(ctx, reports).await;
+                        return SessionOver::Left;
+                    }
                 }
             }
         }
@@ -180,6 +214,10 @@ fn after(ctx: &Context, ended: Ended, reconnect: &mut Reconnect, now: Mono) -> R
             tracing::info!(error = %Chain(&error), "connection lost");
             return Ok(reconnect.failed(None, now, ctx.entropy()));
         }
+        Ended::NotAccepted(error) => {
+            tracing::warn!(error = %Chain(&error), "certificate not accepted");
+            return Err(SessionOver::Rejoin);
+        }
         Ended::Refused(refusal) => refusal,
     };
     match refusal.on_session() {
@@ -190,14 +228,14 @@ fn after(ctx: &Context, ended: Ended, reconnect: &mut Reconnect, now: Mono) -> R
         Verdict::Park => Err(SessionOver::Park(format!("{}: {}", refusal.reason, refusal.message))),
         Verdict::Dismiss => {
             if !ctx.control.is(&State::Dismissed) {
-                tracing::warn!(error = %refusal, "the server no longer counts on this machine");
+                tracing::warn!(error = %refusal, next = HELP, "the server no longer counts on this machine");
             }
             ctx.control.set(State::Dismissed);
             Ok(about(LONG_PAUSE, ctx.entropy()))
         }
         Verdict::Shared => {
             tracing::error!(detail = "identity-shared", "another process uses this machine's identity");
-            ctx.board.set_remark("identity-shared");
+            ctx.board.set_remark(Some("identity-shared"));
             Ok(about(LONG_PAUSE, ctx.entropy()))
         }
         Verdict::HandOver => {
@@ -228,31 +266,62 @@ impl From<DirError> for Unusable {
     }
 }
 
+fn is_clock_doubtful(ctx: &Context, own: &Peer) -> bool {
+    ctx.now().plus(CLOCK_DOUBT) < own.not_before
+}
+
 pub(crate) fn tls_of(ctx: &Context) -> Result<Arc<ClientConfig>, Unusable> {
     let gone = |what: &str| Unusable::Gone(what.to_owned());
     let bundle = ctx.dir.ca()?;
     let key = ctx.dir.key()?.ok_or_else(|| gone("identity.key is gone"))?;
     let own = own_certificate(ctx, &key)?;
     let (chain, peer) = own.ok_or_else(|| gone("identity.crt is gone or not this machine's"))?;
-    if ctx.now().plus(CLOCK_DOUBT) < peer.not_before {
-        ctx.board.set_remark("clock");
+    if is_clock_doubtful(ctx, &peer) {
+        ctx.board.set_remark(Some(CLOCK));
     }
     client_config(&bundle, Some((&chain, &key)), ctx.parts.clock.clone())
         .map_err(|error| gone(&Chain(&error).to_string()))
 }
 
+/// Whether every server must take the certificate on disk for one that is over. One that cannot be read is not judged.
+fn is_run_out(ctx: &Context) -> bool {
+    let Ok(Some(key)) = ctx.dir.key() else { return false };
+    matches!(own_certificate(ctx, &key), Ok(Some((_, peer))) if peer.not_after.plus(LEEWAY) < ctx.now())
+}
+
+/// No address answered.
+pub(crate) struct NotOpened {
+    /// What is worth telling of it beside the log.
+    remark: Option<&'static str>,
+}
+
 /// Dials the addresses in order; the first that answers is it. All of them failing is one step of the backoff.
-pub(crate) async fn open(ctx: &Context, tls: &Arc<ClientConfig>) -> Result<Link, ()> {
+pub(crate) async fn open(ctx: &Context, tls: &Arc<ClientConfig>) -> Result<Link, NotOpened> {
+    let mut failures = Vec::new();
+    let mut remark = None;
     for address in &ctx.settings.agent {
         match dial(&*ctx.parts.net, tls, address).await {
             Ok(link) => {
                 tracing::debug!(%address, "connected");
+                ctx.is_news("");
                 return Ok(link);
             }
-            Err(error) => tracing::debug!(%address, error = %Chain(&error), "not connected"),
+            Err(error) => {
+                tracing::debug!(%address, error = %Chain(&error), "not connected");
+                match &error {
+                    DialError::Untrusted { why: Distrust::NotYetValid, .. } => remark = Some(CLOCK),
+                    DialError::Untrusted { .. } => remark = Some(UNTRUSTED),
+                    DialError::Connect { .. } | DialError::Handshake { .. } | DialError::Http { .. } => {}
+                }
+                failures.push(Chain(&error).to_string());
+            }
         }
     }
-    Err(())
+    let why = failures.join("; ");
+    if ctx.is_news(&why) {
+        tracing::warn!(error = why, "no server reached, trying on");
+    }
+    Err(NotOpened { remark })
 }
 
 pub(crate) type Client = AgentServiceClient<tonic::transport::Channel>;
@@ -266,19 +335,23 @@ async fn converse(
     reports: &mut Reports,
     schedule: &mut Schedule,
 ) -> Ended {
-    let addresses = Addresses::detect(&ctx.settings.overrides, link.local.map(|local| local.ip()));
+    ctx.find(link.local);
     let client = AgentServiceClient::new(link.channel);
     let open = Streams::new(ctx);
-    tokio::select! {
+    let ended = tokio::select! {
         biased;
-        ended = supervise_reports(ctx, client.clone(), reports, &addresses, &open) => ended,
+        ended = supervise_reports(ctx, client.clone(), reports, &open) => ended,
         ended = supervise(ctx, Stream::Keys, &client, &open) => ended,
         ended = supervise(ctx, Stream::Files, &client, &open) => ended,
         renewed = renew(ctx, &client, schedule) => match renewed {
             Renewed::Moved(link) => Ended::Moved(link, client.clone()),
             Renewed::Ended(ended) => ended,
         },
-        never = keep(old) => match never {},
+        never = async { tokio::join!(keep(old), reconsider(ctx)).0 } => match never {},
+    };
+    match ended {
+        Ended::Lost(error) if link.certificate.is_refused() => Ended::NotAccepted(error),
+        ended => ended,
     }
 }
 
@@ -288,6 +361,15 @@ async fn keep(old: Option<Client>) -> Infallible {
         sleep(SETTLED_AFTER).await;
         drop(old);
     }
+    std::future::pending().await
+}
+
+/// Takes back what was remarked of earlier connections, once this one has stood for long enough to prove it wrong.
+async fn reconsider(ctx: &Context) -> Infallible {
+    sleep(REMARK_STANDS).await;
+    let own = ctx.dir.key().ok().flatten().and_then(|key| own_certificate(ctx, &key).ok().flatten());
+    let doubtful = own.is_some_and(|(_, peer)| is_clock_doubtful(ctx, &peer));
+    ctx.board.set_remark(doubtful.then_some(CLOCK));
     std::future::pending().await
 }
 
@@ -330,6 +412,7 @@ impl<'a> Streams<'a> {
     fn mark(&self, bit: u8) {
         if self.open.fetch_or(bit, Ordering::Relaxed) | bit == 0b111 {
             self.ctx.control.set(State::Serving);
+            self.ctx.board.drop_remark(UNTRUSTED);
         }
     }
 }
@@ -392,17 +475,11 @@ async fn supervise(ctx: &Context, stream: Stream, client: &Client, open: &Stream
 }
 
 /// Keeps the report stream open for as long as the connection is worth keeping.
-async fn supervise_reports(
-    ctx: &Context,
-    client: Client,
-    reports: &mut Reports,
-    addresses: &Addresses,
-    open: &Streams<'_>,
-) -> Ended {
+async fn supervise_reports(ctx: &Context, client: Client, reports: &mut Reports, open: &Streams<'_>) -> Ended {
     let mut reopening = Reopening::new(ctx);
     loop {
         reopening.opens(ctx);
-        let ended = report(ctx, client.clone(), reports, addresses, open).await;
+        let ended = report(ctx, client.clone(), reports, open).await;
         let Ended::Refused(refusal) = ended else { return ended };
         if refusal.on_session() != Verdict::Retry {
             return Ended::Refused(refusal);
@@ -411,7 +488,7 @@ async fn supervise_reports(
         if ctx.pause_unless_urgent(reopening.wait(ctx, refusal.retry)).await.is_err() {
             // The connection is still good: the farewell gets a stream of its own on it.
             set_stop_notice(ctx).await;
-            let first = reports.make(ctx, ReportKind::Notice, addresses);
+            let first = reports.make(ctx, ReportKind::Notice);
             say_goodbye(client, first).await;
             return Ended::Left;
         }
@@ -419,16 +496,10 @@ async fn supervise_reports(
 }
 
 /// One report stream, from its first report, which goes out at once, to its end.
-async fn report(
-    ctx: &Context,
-    mut client: Client,
-    reports: &mut Reports,
-    addresses: &Addresses,
-    open: &Streams<'_>,
-) -> Ended {
+async fn report(ctx: &Context, mut client: Client, reports: &mut Reports, open: &Streams<'_>) -> Ended {
     let (sender, receiver) = mpsc::channel(REPORT_SLOTS);
     // Cannot fail: the channel is new and empty.
-    let _ = sender.try_send(reports.make(ctx, ReportKind::First, addresses));
+    let _ = sender.try_send(reports.make(ctx, ReportKind::First));
     let mut call = pin!(client.report_health(ReceiverStream::new(receiver)));
     let opened = Instant::now();
     let mut next = reports.pause(ctx.entropy()).map(|pause| opened + pause);
@@ -440,7 +511,7 @@ async fn report(
             () = ctx.control.stopped() => break,
             // Made when there is room for it, so that it says the newest. Periodic reports leave room.
             Ok(room) = sender.reserve(), if due.is_some() => {
-                room.send(reports.make(ctx, due.take().unwrap_or(ReportKind::Change), addresses));
+                room.send(reports.make(ctx, due.take().unwrap_or(ReportKind::Change)));
             }
             kind = ctx.board.due(), if due.is_none() => due = Some(kind),
             answer = &mut call => return answer.map_or_else(Ended::from, |_| Ended::Clean),
@@ -451,14 +522,14 @@ async fn report(
             () = sleep_until(next.unwrap_or(opened)), if next.is_some() => {
                 // A server that does not read gets no queue of old reports: the next one says all that this one would.
                 if sender.capacity() == sender.max_capacity() {
-                    let _ = sender.try_send(reports.make(ctx, ReportKind::Periodic, addresses));
+                    let _ = sender.try_send(reports.make(ctx, ReportKind::Periodic));
                 }
                 next = reports.pause(ctx.entropy()).map(|pause| Instant::now() + pause);
             }
         }
     }
     set_stop_notice(ctx).await;
-    let notice = reports.make(ctx, ReportKind::Notice, addresses);
+    let notice = reports.make(ctx, ReportKind::Notice);
     // Half-closed once it is said: the server answers that it heard.
     let said = async move { sender.send(notice).await.is_ok() };
     let _ = timeout(FAREWELL_ANSWER, async { tokio::join!(said, call) }).await;
@@ -479,8 +550,8 @@ async fn farewell(ctx: &Context, reports: &mut Reports) {
         set_stop_notice(ctx).await;
         let Ok(tls) = tls_of(ctx) else { return false };
         let Ok(Ok(link)) = timeout(FAREWELL_DIAL, open(ctx, &tls)).await else { return false };
-        let addresses = Addresses::detect(&ctx.settings.overrides, link.local.map(|local| local.ip()));
-        let notice = reports.make(ctx, ReportKind::Notice, &addresses);
+        ctx.find(link.local);
+        let notice = reports.make(ctx, ReportKind::Notice);
         say_goodbye(AgentServiceClient::new(link.channel), notice).await
     };
     let told = timeout(FAREWELL_LIMIT, told).await.unwrap_or(false);

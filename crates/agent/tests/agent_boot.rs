@@ -291,3 +291,28 @@ async fn reports_carry_what_was_measured() {
     assert_eq!(start, common::START.as_millis() / 1000);
     assert!(start + 40 <= end && end <= report.timestamp.unwrap().seconds, "{start} {end}");
 }
+
+/// Renewed trust on one side only: the session stage says why it does not come about, and forgets it once it does.
+#[tokio::test(start_paused = true)]
+async fn server_that_is_not_trusted_is_remarked_on_the_session() {
+    let mut machine = Machine::new();
+    machine.world.write_nonce(HOUR);
+    let server = machine.world.start_server();
+    machine.start(&[]);
+    machine.world.until(|state| *state == State::Serving).await;
+    machine.world.kill(server).await;
+    let stranger = World::with(98, machine.world.plane.clock.clone());
+    let server = machine.world.start_server_of(&stranger.plane);
+    let detail = |machine: &Machine| {
+        let kept = machine.kept();
+        let stages = kept["stages"].as_array().unwrap().clone();
+        stages.into_iter().find(|it| it["name"] == "session").map(|it| it["detail"].clone()).unwrap()
+    };
+    tokio::time::sleep(Duration::from_secs(30)).await;
+    assert_eq!(detail(&machine), "server-not-trusted");
+    machine.world.kill(server).await;
+    while machine.world.seen.try_recv().is_ok() {}
+    machine.world.start_server();
+    machine.next_box(|boot| boot.stages.iter().any(|it| it.name == "session" && it.detail.is_empty())).await;
+    assert_eq!(detail(&machine), Value::Null);
+}

@@ -7,6 +7,7 @@ mod common;
 use std::{
     fs,
     io::{BufRead as _, BufReader},
+    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     process::{Child, ChildStderr, Command, Output, Stdio},
     sync::Arc,
@@ -14,6 +15,7 @@ use std::{
 };
 
 use common::World;
+use nstance_identity::keys::KeyPair;
 use nstance_rt::clock::SystemClock;
 use serde_json::Value;
 
@@ -262,6 +264,29 @@ fn unit_says_what_its_makers_agreed_on() {
         assert!(lines.contains(&format!("{wanted}=yes").as_str()), "{wanted}");
     }
     assert!(!lines.iter().any(|line| line.starts_with("Before=")), "the goodbye must not wait for others");
+}
+
+/// As the agent itself would judge it: a certificate of another key or machine is none.
+#[tokio::test]
+async fn check_judges_the_certificate_that_lies_there() {
+    let world = World::with(5, Arc::new(SystemClock));
+    let key = KeyPair::generate(&*world.plane.dice);
+    let other = KeyPair::generate(&*world.plane.dice);
+    fs::set_permissions(world.path("identity"), fs::Permissions::from_mode(0o700)).unwrap();
+    fs::write(world.path("identity/identity.key"), key.to_pkcs8_pem().as_bytes()).unwrap();
+    for (key, life, expected) in [
+        (&key, HOUR, "ok   certificate until "),
+        (&key, Duration::ZERO, "FAIL certificate ran out at "),
+        (&other, HOUR, "FAIL identity.crt is not of this instance and identity.key"),
+    ] {
+        fs::write(world.path("identity/identity.crt"), world.plane.sign(&key.public_key(), life)).unwrap();
+        let said = stdout(&run(world.directory.path(), &["check"]));
+        assert!(said.lines().any(|line| line.starts_with(expected)), "{expected}: {said}");
+    }
+    fs::write(world.path("identity/identity.crt"), "nonsense").unwrap();
+    world.write_nonce(HOUR);
+    let said = stdout(&run(world.directory.path(), &["check"]));
+    assert!(said.contains("ok   nonce for"), "what is no certificate is not looked at further: {said}");
 }
 
 /// The names that userdata may use are those of the configuration; here each stands for something a shell must bear.

@@ -2,10 +2,14 @@
 
 mod common;
 
-use std::{fs, time::Duration};
+use std::{fs, sync::Arc, time::Duration};
 
 use common::{DAY, REGISTRATION, Register, Talk, World, refusal};
 use nstance_agent::{Control, State};
+use nstance_core::{
+    ports::clock::Clock,
+    time::{Mono, Timestamp},
+};
 use nstance_identity::keys::KeyPair;
 use tonic::Code;
 
@@ -407,6 +411,109 @@ async fn rejoin_of_a_deleted_instance_is_dismissed_and_looks_again() {
     let (again, _) = world.next_registration().await;
     assert!((Duration::from_secs(53)..Duration::from_secs(67)).contains(&(again - refused)));
     world.until(serving).await;
+}
+
+/// Whoever was given up by the servers need not be restarted to look at what was brought to it.
+#[tokio::test(start_paused = true)]
+async fn new_nonce_helps_an_agent_whose_rejoin_is_refused_over_and_over() {
+    for reason in ["REJOIN_REFUSED", "INSTANCE_DELETED"] {
+        let mut world = World::new();
+        world.write_nonce(HOUR);
+        world.start_server();
+        world.script_talk([Talk::Refuse(Code::Unauthenticated, "CERT_SUPERSEDED")]);
+        let refused = (0..20).map(|_| Register::Refuse(Code::Unauthenticated, reason));
+        world.script_register([Register::Sign].into_iter().chain(refused));
+        world.start_agent();
+        for _ in 0..10 {
+            world.next_registration().await;
+        }
+        world.plane.register.lock().unwrap().clear();
+        world.write_nonce(HOUR * 2);
+        let (_, request) = world.next_registration().await;
+        assert!(!request.registration_nonce_jwt.is_empty() && request.rejoin.is_none(), "{reason}");
+        world.until(serving).await;
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn dismissed_agent_takes_a_new_nonce_and_is_woken_by_a_reload() {
+    let mut world = World::new();
+    world.write_nonce(HOUR);
+    world.start_server();
+    world.script_talk((0..20).map(|_| Talk::Refuse(Code::PermissionDenied, "INSTANCE_DELETED")));
+    world.start_agent();
+    world.next_registration().await;
+    world.until(|state| *state == State::Dismissed).await;
+    world.next_stream().await;
+    world.plane.talk.lock().unwrap().clear();
+    world.write_nonce(HOUR * 2);
+    let told = tokio::time::Instant::now();
+    world.control.reload();
+    let (at, request) = world.next_registration().await;
+    assert!(!request.registration_nonce_jwt.is_empty());
+    assert!(at - told < Duration::from_secs(1), "{:?}", at - told);
+    world.until(serving).await;
+}
+
+/// A clock that is off.
+struct Skewed {
+    right: Arc<dyn Clock>,
+    ahead: Duration,
+    behind: Duration,
+}
+
+impl Clock for Skewed {
+    fn now(&self) -> Timestamp {
+        self.right.now().plus(self.ahead).minus(self.behind)
+    }
+
+    fn monotonic(&self) -> Mono {
+        self.right.monotonic()
+    }
+}
+
+fn start_skewed(world: &World, ahead: Duration, behind: Duration) {
+    let clock = Arc::new(Skewed { right: world.plane.clock.clone(), ahead, behind });
+    let parts = nstance_agent::Components { clock, ..world.parts() };
+    world.tasks.spawn_droppable("agent", nstance_agent::run(world.settings(), parts, world.control.clone()));
+}
+
+/// The nonce is good for half an hour, the machine's clock an hour off: the server's clock decides.
+#[tokio::test(start_paused = true)]
+async fn skewed_agent_registers() {
+    for (ahead, behind) in [(HOUR, Duration::ZERO), (Duration::ZERO, HOUR)] {
+        let mut world = World::new();
+        world.start_server();
+        // The server is up for longer than the clock is off, as servers are.
+        tokio::time::sleep(HOUR * 2).await;
+        world.write_nonce(HOUR / 2);
+        start_skewed(&world, ahead, behind);
+        let (_, request) = world.next_registration().await;
+        assert!(!request.registration_nonce_jwt.is_empty());
+        world.until(serving).await;
+        // And it stays: for a certificate that seems not to be valid yet, or to be nearly over, nobody registers again.
+        tokio::time::sleep(HOUR).await;
+        assert!(serving(&world.control.state().borrow()));
+    }
+}
+
+/// Of all that can be wrong with a server's certificate, this is the machine's own fault, and a person is told so.
+#[tokio::test(start_paused = true)]
+async fn server_certificate_of_the_future_points_to_the_clock() {
+    let world = World::new();
+    world.start_server();
+    let clock = Arc::new(Skewed { right: world.plane.clock.clone(), ahead: Duration::ZERO, behind: HOUR });
+    let bundle = nstance_identity::ca::Bundle::parse(world.plane.ca.bundle_pem().as_bytes()).unwrap();
+    let mut texts = Vec::new();
+    for _ in 0..2 {
+        let tls = nstance_identity::tls::client_config(&bundle, None, clock.clone()).unwrap();
+        let address = nstance_agent::settings::Address::parse(REGISTRATION).unwrap();
+        let error = nstance_agent::link::dial(&*world.net, &tls, &address).await.err().expect("not trusted yet");
+        texts.push(nstance_rt::chain::Chain(&error).to_string());
+        tokio::time::sleep(Duration::from_secs(30)).await;
+    }
+    assert!(texts[0].contains("check this machine's clock"), "{texts:?}");
+    assert_eq!(texts[0], texts[1], "the same cause is the same text, so that it is logged once");
 }
 
 #[tokio::test(start_paused = true)]

@@ -4,10 +4,14 @@ mod common;
 
 use std::{process::Stdio, sync::Arc, time::Duration};
 
-use common::{Seen, Talk, World};
-use nstance_agent::State;
+use common::{
+    Seen, Talk, World,
+    files::{commit, file, say},
+};
+use nstance_agent::{State, host::Host};
 use nstance_core::ports::clock::Clock as _;
-use nstance_proto::v1::ReportKind;
+use nstance_identity::keys::KeyPair;
+use nstance_proto::v1::{KeyGenerationRequest, ReportKind};
 use nstance_rt::clock::SystemClock;
 use tokio::{net::TcpListener, sync::mpsc, time::Instant};
 use tonic::Code;
@@ -64,6 +68,33 @@ async fn reports_follow_the_interval_within_ten_per_cent() {
         assert!(report.machine.is_none());
         before = at;
     }
+}
+
+#[tokio::test(start_paused = true)]
+async fn name_that_the_machine_gets_late_is_reported_out_of_turn() {
+    let mut world = enrolling_world();
+    let name = world.path("root/proc/sys/kernel/hostname");
+    std::fs::create_dir_all(name.parent().unwrap()).unwrap();
+    std::fs::write(&name, "localhost\n").unwrap();
+    let parts = nstance_agent::Components { host: Host::at(world.path("root")), ..world.parts() };
+    let settings = world.settings_with(&[("METRICS_INTERVAL", "0")]);
+    world.tasks.spawn_droppable("agent", nstance_agent::run(settings, parts, world.control.clone()));
+    let (_, report) = world.next_report().await;
+    assert_eq!((report.hostname.as_str(), report.fqdn.as_str()), ("localhost", ""));
+    world.until(|state| *state == State::Serving).await;
+    while report_before(&mut world, Duration::from_secs(60)).await.is_some() {}
+    std::fs::write(&name, "web-1.example.com\n").unwrap();
+    let renamed = Instant::now();
+    let (at, report) = world.next_report().await;
+    assert_eq!((report.hostname.as_str(), report.fqdn.as_str()), ("web-1", "web-1.example.com"));
+    assert_eq!(report.kind(), ReportKind::Change);
+    assert!(at - renamed <= Duration::from_millis(10_200), "{:?}", at - renamed);
+    assert!(report_before(&mut world, HOUR).await.is_none_or(|next| next.hostname == "web-1"));
+}
+
+/// The next report, if one comes in this time.
+async fn report_before(world: &mut World, limit: Duration) -> Option<nstance_proto::v1::HealthReportRequest> {
+    tokio::time::timeout(limit, world.next_report()).await.ok().map(|(_, report)| report)
 }
 
 #[tokio::test(start_paused = true)]
@@ -168,6 +199,39 @@ async fn certificate_that_is_not_accepted_leads_to_a_rejoin() {
         let (_, new) = world.next_stream().await;
         assert_ne!(old, new);
     }
+}
+
+/// It slept through a rotation: its bundle has the new CA, its certificate is by the old one, which nobody trusts now.
+#[tokio::test(start_paused = true)]
+async fn certificate_of_a_retired_ca_leads_to_a_rejoin() {
+    let (mut world, server) = serving_world().await;
+    let newer = World::with(98, world.plane.clock.clone());
+    let both = [newer.plane.ca.bundle_pem(), world.plane.ca.bundle_pem()].concat();
+    std::fs::write(world.path("identity/ca.crt"), &both).unwrap();
+    world.kill(server).await;
+    world.start_server_of(&newer.plane);
+    let swapped = Instant::now();
+    world.seen = newer.seen;
+    let (at, request) = world.next_registration().await;
+    assert_eq!(request.rejoin.unwrap().counter, 1);
+    assert!(at - swapped < Duration::from_secs(10), "{:?}", at - swapped);
+    world.next_report().await;
+    world.until(|state| *state == State::Serving).await;
+    assert_eq!(std::fs::read_to_string(world.path("identity/ca.crt")).unwrap(), newer.plane.ca.bundle_pem());
+}
+
+/// The agents' port may be what is gone, while there is somebody to rejoin with.
+#[tokio::test(start_paused = true)]
+async fn certificate_that_ran_out_leads_to_a_rejoin_although_nobody_refused_it() {
+    let mut world = enrolling_world();
+    *world.plane.ttl.lock().unwrap() = HOUR;
+    world.start_agent_with(world.settings_with(&[("SERVER_AGENT_ADDR", "nowhere.example.com:8994")]));
+    let (first, request) = world.next_registration().await;
+    assert!(request.rejoin.is_none());
+    let (at, request) = world.next_registration().await;
+    assert_eq!(request.rejoin.unwrap().counter, 1);
+    let waited = at - first;
+    assert!((HOUR..HOUR + Duration::from_secs(90)).contains(&waited), "{waited:?}");
 }
 
 #[tokio::test(start_paused = true)]
@@ -283,23 +347,48 @@ async fn stop_with_a_dead_server_ends_within_two_seconds() {
     assert!(ended - asked <= Duration::from_secs(2), "{:?}", ended - asked);
 }
 
-/// The real binary over real sockets: registration, first report, SIGTERM, exit code.
-#[tokio::test]
-async fn process_says_goodbye_on_sigterm() {
-    let mut world = World::with(5, Arc::new(SystemClock));
-    world.write_nonce(HOUR);
-    let mut addresses = Vec::new();
-    for mutual in [false, true] {
-        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
-        addresses.push(listener.local_addr().unwrap().to_string());
+/// Listens on both ports of a plane, on real sockets.
+async fn listen(world: &World, plane: &Arc<common::Plane>) -> [String; 2] {
+    let mut addresses = [String::new(), String::new()];
+    for (mutual, address) in [false, true].into_iter().zip(&mut addresses) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.expect("a port is free");
+        *address = listener.local_addr().expect("it is bound").to_string();
         let (sender, incoming) = mpsc::channel(16);
         world.tasks.spawn_droppable("listen", async move {
             while let Ok((stream, _)) = listener.accept().await {
                 let _ = sender.send(stream).await;
             }
         });
-        world.plane.serve(&world.tasks, mutual, incoming);
+        plane.serve(&world.tasks, mutual, incoming);
     }
+    addresses
+}
+
+/// Over real sockets, where the server's close may overtake the alert it sent.
+#[tokio::test]
+async fn certificate_of_a_retired_ca_leads_to_a_rejoin_over_tcp() {
+    let mut world = World::with(5, Arc::new(SystemClock));
+    let newer = World::with(98, world.plane.clock.clone());
+    let key = KeyPair::generate(&*world.plane.dice);
+    std::fs::write(world.path("identity/identity.key"), key.to_pkcs8_pem().as_bytes()).unwrap();
+    std::fs::write(world.path("identity/identity.crt"), world.plane.sign(&key.public_key(), HOUR)).unwrap();
+    std::fs::write(world.path("identity/cluster.id"), "demo").unwrap();
+    std::fs::write(world.path("identity/ca.crt"), newer.plane.ca.bundle_pem()).unwrap();
+    let [registration, agent] = listen(&world, &newer.plane).await;
+    let settings = world.settings_with(&[("SERVER_REGISTRATION_ADDR", &registration), ("SERVER_AGENT_ADDR", &agent)]);
+    let parts = nstance_agent::Components { net: Arc::new(nstance_agent::TcpNet), ..world.parts() };
+    world.tasks.spawn_droppable("agent", nstance_agent::run(settings, parts, world.control.clone()));
+    world.seen = newer.seen;
+    assert_eq!(world.next_registration().await.1.rejoin.unwrap().counter, 1);
+    world.next_report().await;
+}
+
+/// The real binary over real sockets: registration, first report, SIGTERM, exit code.
+#[tokio::test]
+async fn process_says_goodbye_on_sigterm() {
+    let mut world = World::with(5, Arc::new(SystemClock));
+    world.write_nonce(HOUR);
+    let addresses = listen(&world, &world.plane).await;
     let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_nstance-agent"))
         .env_clear()
         .envs(common::environment(world.directory.path()))
@@ -330,6 +419,61 @@ async fn process_says_goodbye_on_sigterm() {
     .unwrap();
     assert!(status.success());
     assert!(SystemClock.monotonic().since(before) < Duration::from_secs(2));
+}
+
+/// A machine in full: nonce, own key, a key made for the server, a file with a secret, one that is refused; logged with
+/// everything that the agent has to say.
+#[tokio::test]
+async fn no_secret_is_logged_or_left_beside() {
+    let mut world = World::with(5, Arc::new(SystemClock));
+    world.write_nonce(HOUR);
+    let nonce = std::fs::read_to_string(world.path("identity/nonce.jwt")).unwrap();
+    let (asks, sends) = (world.feed_keys(), world.feed_files());
+    let addresses = listen(&world, &world.plane).await;
+    let log = world.path("log");
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_nstance-agent"))
+        .arg("--debug")
+        .env_clear()
+        .envs(common::environment(world.directory.path()))
+        .env("NSTANCE_SERVER_REGISTRATION_ADDR", &addresses[0])
+        .env("NSTANCE_SERVER_AGENT_ADDR", &addresses[1])
+        .env("NSTANCE_NEW_SESSION", "1")
+        .stdin(Stdio::null())
+        .stdout(std::fs::File::create(&log).unwrap())
+        .stderr(std::fs::File::create(world.path("console")).unwrap())
+        .spawn()
+        .unwrap();
+    let request = KeyGenerationRequest { key_names: vec!["demo.key".into()], ..Default::default() };
+    say(&asks, [request]).await;
+    world.next_submission().await;
+    let good = "PLANTED=hunter2-in-a-file\n";
+    let bad = "hunter2-in-a-file-that-is-refused";
+    say(&sends, [file("1", "app.env", good), file("1", "bad.json", bad), commit("1", "sha256:01")]).await;
+    while !world.path("recv/errors/bad.json").exists() || !world.path("recv/app.env").exists() {
+        world.next_change().await;
+    }
+    let pid = rustix::process::Pid::from_child(&child);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    tokio::task::spawn_blocking(move || child.wait()).await.unwrap().unwrap();
+
+    let middle = |path: &str| {
+        let pem = std::fs::read_to_string(world.path(path)).unwrap();
+        pem.lines().nth(1).expect("a line of the key").to_owned()
+    };
+    let signature = nonce.rsplit('.').next().unwrap().trim().to_owned();
+    let secrets = [signature, middle("identity/identity.key"), middle("keys/demo.key"), "hunter2".to_owned()];
+    let mut looked = 0;
+    let beside = ["log", "console", "identity/boot.json", "identity/state.json", "recv/errors/bad.json"];
+    for name in beside {
+        let Ok(text) = std::fs::read_to_string(world.path(name)) else { continue };
+        looked += 1;
+        for secret in &secrets {
+            assert!(!text.contains(secret.as_str()), "{name} tells `{secret}`: {text}");
+        }
+    }
+    assert_eq!(looked, beside.len());
+    let log = std::fs::read_to_string(log).unwrap();
+    assert!(log.contains("certificate received") && log.contains("DEBUG"), "it did log: {log}");
 }
 
 #[test]

@@ -138,6 +138,29 @@ fn example_userdata_prepares_a_machine_and_may_run_again() {
     assert_eq!(calls.matches("daemon-reload").count(), 1, "an agent that is there is not fetched again: {calls}");
 }
 
+/// On a later boot of a machine that has registered, what its agent has got since is worth more than the userdata.
+#[test]
+fn example_userdata_leaves_the_identity_of_its_machine_alone() {
+    let machine = Machine::new("again");
+    let script = rendered(&sha256(&machine.root.join("agent")));
+    assert!(machine.run(&script));
+    let identity = machine.root.join("opt/nstance-agent/identity");
+    fs::write(identity.join("identity.crt"), "certificate").expect("write");
+    fs::write(identity.join("ca.crt"), "newer bundle").expect("write");
+    fs::remove_file(identity.join("nonce.jwt")).expect("it was there");
+    assert!(machine.run(&script));
+    assert_eq!(machine.text("opt/nstance-agent/identity/ca.crt"), "newer bundle");
+    assert!(!identity.join("nonce.jwt").exists(), "a used nonce does not come back");
+
+    // An image made of such a machine is another machine's.
+    assert!(machine.run(&script.replace(INSTANCE, "knc16bgm7733st2576nx5jht4ecjw")));
+    assert_eq!(machine.text("opt/nstance-agent/identity/nonce.jwt"), NONCE);
+    let mut names: Vec<_> =
+        fs::read_dir(&identity).expect("it is there").map(|it| it.expect("a name").file_name()).collect();
+    names.sort();
+    assert_eq!(names, ["ca.crt", "identity.crt", "nonce.jwt"], "nothing half-written is left");
+}
+
 #[test]
 fn example_userdata_does_not_install_what_it_did_not_ask_for() {
     let machine = Machine::new("bad");

@@ -310,7 +310,7 @@ enum BenchCommand {
     },
     /// What thousands of agents cost their server, and how it grows with their number
     Load(Box<bench::LoadArgs>),
-    /// What an idle agent costs: memory, processor, size of the program
+    /// What an idle agent costs: memory, processor, wake-ups, wire, size of the program; and how soon it registers
     Agent {
         /// How long it is watched
         #[arg(long = "for", value_name = "DURATION", value_parser = duration, default_value = "60s")]
@@ -318,7 +318,8 @@ enum BenchCommand {
         /// The agent to measure; the one beside this program otherwise
         #[arg(long, value_name = "FILE")]
         agent: Option<PathBuf>,
-        /// Exit with 1 if it costs more than is promised: 4 MiB, 0.1 % of a core, 3 MB
+        /// Exit with 1 if it costs more than is promised: 4 MiB, 0.1 % of a core, 3 MB, one wake-up a second, 10 KiB a
+        /// minute on the wire, 50 ms until it registers
         #[arg(long)]
         check: bool,
     },

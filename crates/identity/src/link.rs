@@ -7,23 +7,29 @@
 use std::{
     fmt, io,
     net::{IpAddr, Ipv6Addr, SocketAddr},
-    sync::{Arc, Mutex},
+    pin::Pin,
+    sync::{
+        Arc, Mutex,
+        atomic::{AtomicBool, Ordering},
+    },
+    task::{Context, Poll, ready},
     time::Duration,
 };
 
 use async_trait::async_trait;
 use hyper_util::rt::TokioIo;
-use rustls::{ClientConfig, pki_types::ServerName};
+use rustls::{CertificateError, ClientConfig, pki_types::ServerName};
 use tokio::{
-    io::{AsyncRead, AsyncWrite},
+    io::{AsyncRead, AsyncWrite, ReadBuf},
     net::{TcpStream, lookup_host},
     time::timeout,
 };
-use tokio_rustls::TlsConnector;
+use tokio_rustls::{TlsConnector, client::TlsStream};
 use tonic::transport::{Channel, Endpoint, Uri};
 use tower::service_fn;
 
-use crate::tls::is_untrusted_server;
+pub use crate::tls::Distrust;
+use crate::tls::{distrust_of, is_refused_certificate};
 
 /// Where a server listens: a host name or IP address, and a port.
 #[derive(Debug, Clone, PartialEq, Eq, Hash)]
@@ -84,8 +90,8 @@ pub enum DialError {
     Connect { address: String, source: io::Error },
     #[error("no TLS handshake with {address}")]
     Handshake { address: String, source: io::Error },
-    #[error("the server at {address} is not trusted; check ca.crt, and whether the address is really its")]
-    Untrusted { address: String, source: io::Error },
+    #[error("the server at {address} is not trusted: {}", why.advice())]
+    Untrusted { address: String, why: Distrust, source: io::Error },
     #[error("no HTTP/2 with {address}")]
     Http { address: String, source: tonic::transport::Error },
 }
@@ -139,6 +145,97 @@ fn open(stream: TcpStream) -> io::Result<Socket> {
 pub struct Link {
     pub channel: Channel,
     pub local: Option<SocketAddr>,
+    pub certificate: Shown,
+}
+
+/// What became of the certificate that we showed. In TLS 1.3 the client's handshake is over before the server has judged
+/// it, so that the refusal comes as an alert with the first read. HTTP/2 makes mere text of it; so it is noted here.
+#[derive(Debug, Clone, Default)]
+pub struct Shown(Arc<AtomicBool>);
+
+impl Shown {
+    /// Whether the server has ended the connection over it.
+    pub fn is_refused(&self) -> bool {
+        self.0.load(Ordering::Relaxed)
+    }
+}
+
+/// A stream that notes what the server says of our certificate.
+struct Watched {
+    stream: TlsStream<Box<dyn Stream>>,
+    certificate: Shown,
+}
+
+impl Watched {
+    fn note<T>(&self, done: &io::Result<T>) {
+        if done.as_ref().is_err_and(is_refused_certificate) {
+            self.certificate.0.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// A server that refused us has closed its end, so a write may fail before its reason was read. Nobody will read any
+    /// more after that, so what has arrived is read here.
+    fn written<T>(&mut self, cx: &mut Context<'_>, written: Poll<io::Result<T>>) -> Poll<io::Result<T>> {
+        if let Poll::Ready(Err(_)) = &written {
+            let mut bytes = [0; 1024];
+            let mut left = ReadBuf::new(&mut bytes);
+            while let Poll::Ready(read) = Pin::new(&mut self.stream).poll_read(cx, &mut left) {
+                self.note(&read);
+                if read.is_err() || left.filled().is_empty() {
+                    break;
+                }
+                left.clear();
+            }
+        }
+        written
+    }
+}
+
+impl AsyncRead for Watched {
+    fn poll_read(mut self: Pin<&mut Self>, cx: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        let read = ready!(Pin::new(&mut self.stream).poll_read(cx, buffer));
+        self.note(&read);
+        Poll::Ready(read)
+    }
+}
+
+impl AsyncWrite for Watched {
+    fn poll_write(mut self: Pin<&mut Self>, cx: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write(cx, bytes);
+        self.written(cx, written)
+    }
+
+    fn poll_write_vectored(
+        mut self: Pin<&mut Self>,
+        cx: &mut Context<'_>,
+        parts: &[io::IoSlice<'_>],
+    ) -> Poll<io::Result<usize>> {
+        let written = Pin::new(&mut self.stream).poll_write_vectored(cx, parts);
+        self.written(cx, written)
+    }
+
+    fn is_write_vectored(&self) -> bool {
+        self.stream.is_write_vectored()
+    }
+
+    fn poll_flush(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        let flushed = Pin::new(&mut self.stream).poll_flush(cx);
+        self.written(cx, flushed)
+    }
+
+    fn poll_shutdown(mut self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.stream).poll_shutdown(cx)
+    }
+}
+
+/// The same cause without the time of the try: whoever tells each cause once compares its text.
+fn timeless(source: io::Error, why: Distrust) -> io::Error {
+    let cause = match why {
+        Distrust::NotYetValid => CertificateError::NotValidYet,
+        Distrust::Expired => CertificateError::Expired,
+        Distrust::Stranger => return source,
+    };
+    io::Error::new(source.kind(), rustls::Error::InvalidCertificate(cause))
 }
 
 pub async fn dial(net: &dyn Net, tls: &Arc<ClientConfig>, address: &Address) -> Result<Link, DialError> {
@@ -151,14 +248,15 @@ pub async fn dial(net: &dyn Net, tls: &Arc<ClientConfig>, address: &Address) -> 
     let name = ServerName::try_from(address.host.clone())
         .map_err(|error| DialError::Connect { address: shown(), source: io::Error::other(error) })?;
     let handshake = TlsConnector::from(tls.clone()).connect(name, stream);
-    let stream = timeout(HANDSHAKE_LIMIT, handshake).await.unwrap_or_else(|_| Err(late())).map_err(|source| {
-        if is_untrusted_server(&source) {
-            DialError::Untrusted { address: shown(), source }
-        } else {
-            DialError::Handshake { address: shown(), source }
-        }
-    })?;
-    let once = Mutex::new(Some(TokioIo::new(stream)));
+    let stream =
+        timeout(HANDSHAKE_LIMIT, handshake).await.unwrap_or_else(|_| Err(late())).map_err(
+            |source| match distrust_of(&source) {
+                Some(why) => DialError::Untrusted { address: shown(), why, source: timeless(source, why) },
+                None => DialError::Handshake { address: shown(), source },
+            },
+        )?;
+    let certificate = Shown::default();
+    let once = Mutex::new(Some(TokioIo::new(Watched { stream, certificate: certificate.clone() })));
     let connector = service_fn(move |_: Uri| {
         let stream = once.lock().ok().and_then(|mut once| once.take());
         async move { stream.ok_or_else(|| io::Error::from(io::ErrorKind::NotConnected)) }
@@ -173,5 +271,5 @@ pub async fn dial(net: &dyn Net, tls: &Arc<ClientConfig>, address: &Address) -> 
         .await
         .map_err(|_| DialError::Handshake { address: shown(), source: late() })?
         .map_err(|source| DialError::Http { address: shown(), source })?;
-    Ok(Link { channel, local })
+    Ok(Link { channel, local, certificate })
 }

@@ -425,12 +425,56 @@ impl ServerCertVerifier for OurServer {
     }
 }
 
-/// Whether a failed handshake means that we do not trust the server: waiting may help, another address may not.
-pub fn is_untrusted_server(error: &io::Error) -> bool {
-    error
-        .get_ref()
-        .and_then(|inner| inner.downcast_ref::<Error>().or_else(|| inner.source()?.downcast_ref()))
-        .is_some_and(|error| matches!(error, Error::InvalidCertificate(_)))
+/// Why a server is not trusted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Distrust {
+    /// By our clock its certificate is good only later: it was made after the time that our clock shows.
+    NotYetValid,
+    /// By our clock its certificate is over.
+    Expired,
+    /// Another CA, another name, another role.
+    Stranger,
+}
+
+impl Distrust {
+    /// What a person can do about it.
+    pub fn advice(self) -> &'static str {
+        match self {
+            Self::NotYetValid => "its certificate is not yet valid, so check this machine's clock",
+            Self::Expired => "its certificate is over, so check this machine's clock, then the server",
+            Self::Stranger => "check ca.crt, and whether the address is really its",
+        }
+    }
+}
+
+/// Whether a handshake failed because the server is not trusted, and why.
+pub fn distrust_of(error: &io::Error) -> Option<Distrust> {
+    use CertificateError as Bad;
+    let error = error.get_ref()?;
+    match error.downcast_ref::<Error>().or_else(|| error.source()?.downcast_ref())? {
+        Error::InvalidCertificate(Bad::NotValidYet | Bad::NotValidYetContext { .. }) => Some(Distrust::NotYetValid),
+        Error::InvalidCertificate(Bad::Expired | Bad::ExpiredContext { .. }) => Some(Distrust::Expired),
+        Error::InvalidCertificate(_) => Some(Distrust::Stranger),
+        _ => None,
+    }
+}
+
+/// Whether a read failed because the peer ended the connection over the certificate that we showed it.
+pub fn is_refused_certificate(error: &io::Error) -> bool {
+    use rustls::AlertDescription as Alert;
+    error.get_ref().and_then(|inner| inner.downcast_ref::<Error>()).is_some_and(|error| {
+        matches!(
+            error,
+            Error::AlertReceived(
+                Alert::UnknownCA
+                    | Alert::BadCertificate
+                    | Alert::CertificateExpired
+                    | Alert::CertificateRevoked
+                    | Alert::CertificateUnknown
+                    | Alert::DecryptError
+            )
+        )
+    })
 }
 
 #[cfg(test)]

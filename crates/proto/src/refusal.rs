@@ -10,7 +10,8 @@ use crate::{rpc, v1};
 /// Our domain in `google.rpc.ErrorInfo`; reasons of others are not ours to understand.
 pub const DOMAIN: &str = "nstance";
 
-const RETRY_HINT: &str = "nstance-retry-ms";
+/// Metadata of a status: replaces the bound of the caller's next wait, in milliseconds.
+pub const RETRY_HINT: &str = "nstance-retry-ms";
 
 /// The typed reason of a status, if it carries one of ours.
 pub fn reason_of(status: &Status) -> Option<String> {

@@ -39,6 +39,7 @@ use crate::{
     authority::{Authority, keep::CaSource},
     cache::CacheWriter,
     events::{Events, Reason, Tell},
+    grpc::status::spread,
     metrics::{Metrics, hosts::Machines},
     pace::Gate,
     peer::Desk,
@@ -152,6 +153,7 @@ pub struct Term {
     /// What was to be told while the guard was shut.
     kept: Mutex<VecDeque<Tell>>,
     ended: watch::Sender<Option<String>>,
+    parting: OnceLock<Duration>,
 }
 
 impl Term {
@@ -197,6 +199,7 @@ impl Term {
             listing: Arc::default(),
             kept: Mutex::default(),
             ended: watch::Sender::new(None),
+            parting: OnceLock::new(),
         });
         let machines: Weak<dyn Machines> = Arc::<Self>::downgrade(&term);
         metrics.hosts.read_from(machines);
@@ -209,6 +212,12 @@ impl Term {
 
     pub fn now(&self) -> Timestamp {
         self.world.now()
+    }
+
+    /// Within which time those who are sent away at the end of the term should go to its successor. Settled with the
+    /// first of them, for with each there are fewer left to count.
+    pub fn parting(&self) -> Duration {
+        *self.parting.get_or_init(|| spread(self.world.lock().n_connected))
     }
 
     /// The config in force now. Whoever reads several settings that belong together reads them from one copy.

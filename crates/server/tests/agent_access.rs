@@ -20,8 +20,9 @@ use nstance_identity::{
     keys::KeyPair,
     subject::Subject,
 };
-use nstance_proto::v1::{
-    self, agent_service_client::AgentServiceClient, operator_service_client::OperatorServiceClient,
+use nstance_proto::{
+    refusal::retry_of,
+    v1::{self, agent_service_client::AgentServiceClient, operator_service_client::OperatorServiceClient},
 };
 use tonic::{Code, Status};
 
@@ -181,6 +182,13 @@ async fn agent_cannot_report_for_another() {
     let stream = agent.report(&shard.leader).await;
     stream.reports.send(report(ids[1], v1::ReportKind::Change)).await.unwrap();
     assert_refused(stream.end().await, Code::PermissionDenied, "NOT_YOUR_INSTANCE");
+    let stream = agent.report(&shard.leader).await;
+    let long = v1::HealthReportRequest { instance_id: "x".repeat(100_000), ..report(ids[1], v1::ReportKind::Change) };
+    stream.reports.send(long).await.unwrap();
+    let refused = stream.end().await;
+    let said = refused.as_ref().expect_err("it is not its own").message().len();
+    assert!(said < 200, "what an agent says is not echoed at length: {said}");
+    assert_refused(refused, Code::PermissionDenied, "NOT_YOUR_INSTANCE");
 }
 
 #[tokio::test]
@@ -326,7 +334,10 @@ async fn an_agents_stream_ends_with_its_leader() {
     let site = shard.site.clone();
     wait_for("the stream is open", || shard.server.metrics.agents_connected.get() == 1).await;
     shard.server.stop(Duration::from_secs(5)).await;
-    assert_refused(stream.end().await, Code::Unavailable, "LEADER_CHANGED");
+    let ended = stream.end().await;
+    let hint = retry_of(ended.as_ref().expect_err("the term ended it"));
+    assert_eq!(hint, Some(Duration::from_millis(500)), "one agent is told to come within half a second");
+    assert_refused(ended, Code::Unavailable, "LEADER_CHANGED");
     let shard = site.lead("srv-2").await;
     assert_eq!(
         agent.knock(&shard.leader).await.code(),

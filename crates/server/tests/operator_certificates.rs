@@ -4,7 +4,7 @@
 
 mod common;
 
-use std::{net::Ipv4Addr, sync::Arc};
+use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 
 use common::{
     Shard, Site, assert_refused,
@@ -85,6 +85,8 @@ async fn an_operator_renews_and_works_with_the_old_one_until_the_new_one_is_seen
     let by_it = || operator.events("CertificateIssued").iter().any(|told| told.actor == operator.id.to_string());
     wait_for("the renewal is told", by_it).await;
     let again = operator.client().renew_certificate(request(&operator.key)).await;
+    let hint = nstance_proto::refusal::retry_of(again.as_ref().expect_err("it has one"));
+    assert!(hint.is_some_and(|hint| hint <= Duration::from_secs(10)), "{hint:?}");
     assert_refused(again, Code::ResourceExhausted, "TOO_MANY_RENEWALS");
     let tls = tls(&shard.site.bundle().await, Some((&answer.client_certificate_pem, &operator.key)));
     let line = dial(&shard.leader.advertised.operator, tls, Ipv4Addr::LOCALHOST).await.unwrap();

@@ -436,6 +436,11 @@ async fn flood_leaves_registration_working() {
     assert_eq!(reasons[0], Code::Unauthenticated);
     assert_eq!(reasons[39], Code::ResourceExhausted);
     let refused = client.clone().register_agent(request(&nonce, &key(&shard))).await;
+    let hint = nstance_proto::refusal::retry_of(refused.as_ref().expect_err("it failed too often"));
+    assert!(
+        hint.is_some_and(|hint| Duration::from_secs(3) < hint),
+        "it takes three seconds to be heard again: {hint:?}"
+    );
     assert_refused(refused, Code::ResourceExhausted, "RATE_LIMITED");
     register_agent(&shard, &nonce, &key(&shard)).await.expect("another source is not touched");
 }

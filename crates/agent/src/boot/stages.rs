@@ -307,8 +307,10 @@ impl Timeline {
 
     /// What is worth telling of the session, however old the box is.
     fn remark(&mut self, look: &Look<'_>) {
-        if let Some(remark) = look.progress.remark {
-            self.detail(SESSION, remark);
+        match look.progress.remark {
+            Some(remark) => self.detail(SESSION, remark),
+            None if look.progress.session => self.detail(SESSION, ""),
+            None => {}
         }
     }
 

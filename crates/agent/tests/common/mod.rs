@@ -48,7 +48,7 @@ use nstance_proto::{rpc, v1};
 use nstance_rt::{clock::TokioClock, entropy::SeededEntropy, tasks::Tasks};
 use prost::Message as _;
 use tokio::{
-    io::{AsyncRead, AsyncWrite, DuplexStream},
+    io::{AsyncRead, AsyncWrite, AsyncWriteExt as _, DuplexStream},
     sync::mpsc,
     time::Instant,
 };
@@ -368,6 +368,11 @@ impl Default for World {
     }
 }
 
+async fn carry(mut from: impl AsyncRead + Unpin, mut to: impl AsyncWrite + Unpin) {
+    let _ = tokio::io::copy(&mut from, &mut to).await;
+    let _ = to.shutdown().await;
+}
+
 #[tonic::async_trait]
 impl Net for MemNet {
     async fn connect(&self, address: &Address) -> io::Result<Socket> {
@@ -377,8 +382,9 @@ impl Net for MemNet {
             std::future::pending::<()>().await;
         }
         let listener = self.listeners.lock().unwrap().get(&address).cloned();
-        let (ours, mut left) = tokio::io::duplex(64 * 1024);
-        let (mut right, theirs) = tokio::io::duplex(64 * 1024);
+        let (ours, left) = tokio::io::duplex(64 * 1024);
+        let (right, theirs) = tokio::io::duplex(64 * 1024);
+        let ((left_out, left_in), (right_out, right_in)) = (tokio::io::split(left), tokio::io::split(right));
         let (frozen, cut) = (self.frozen.clone(), self.cut.lock().unwrap().clone());
         let open = self.open.clone();
         open.fetch_add(1, Ordering::SeqCst);
@@ -386,7 +392,8 @@ impl Net for MemNet {
             tokio::select! {
                 () = frozen.cancelled() => std::future::pending().await,
                 () = cut.cancelled() => {}
-                _ = tokio::io::copy_bidirectional(&mut left, &mut right) => {}
+                // Each way by itself: what a server said before it closed arrives, as it does over TCP.
+                _ = async { tokio::join!(carry(left_out, right_in), carry(right_out, left_in)) } => {}
             }
             open.fetch_sub(1, Ordering::SeqCst);
         });

@@ -98,7 +98,7 @@ fn file_certificate_cannot_pose_as_server() {
         let stolen = open_server(&fixture, &fixture.file(usage));
         let error = shake(client(&fixture, None), stolen, "localhost").unwrap_err();
         assert!(error.to_string().contains("NotAServer") || error.to_string().contains("role"), "{error}");
-        assert!(is_untrusted_server(&io::Error::other(error)));
+        assert_eq!(distrust_of(&io::Error::other(error)), Some(Distrust::Stranger));
     }
 }
 
@@ -113,9 +113,9 @@ fn agent_cannot_pose_as_server() {
 fn server_of_another_ca_is_not_trusted() {
     let (ours, theirs) = (Fixture::seeded(1), Fixture::seeded(2));
     let error = shake(client(&ours, None), open_server(&theirs, &theirs.server()), "localhost").unwrap_err();
-    assert!(is_untrusted_server(&io::Error::other(error)));
-    assert!(!is_untrusted_server(&io::Error::other("else")));
-    assert!(!is_untrusted_server(&io::Error::from(io::ErrorKind::ConnectionRefused)));
+    assert_eq!(distrust_of(&io::Error::other(error)), Some(Distrust::Stranger));
+    assert_eq!(distrust_of(&io::Error::other("else")), None);
+    assert_eq!(distrust_of(&io::Error::from(io::ErrorKind::ConnectionRefused)), None);
 }
 
 #[test]

@@ -12,7 +12,7 @@ use tonic::{Request, Response, Status, Streaming};
 use super::{
     auth::Caller,
     ends::{Ends, gone},
-    status::Refusal,
+    status::{Refusal, cut},
 };
 use crate::{
     service::{
@@ -26,6 +26,8 @@ use crate::{
 
 /// How long the word that ends a stream waits for room.
 const LAST_WORD: Duration = Duration::from_millis(200);
+/// What is told back of an id that is not the caller's.
+const MAX_NAMED: usize = 64;
 
 pub struct Agents {
     pub term: Arc<Term>,
@@ -110,7 +112,8 @@ impl AgentService for Agents {
                 report = reports.message() => match report {
                     Ok(Some(report)) => {
                         if report.instance_id != instance.to_string() {
-                            let message = format!("certificate names {instance}, the report {}", report.instance_id);
+                            let named = cut(&report.instance_id, MAX_NAMED);
+                            let message = format!("certificate names {instance}, the report {named}");
                             return Err(Refusal::denied("NOT_YOUR_INSTANCE", message).into());
                         }
                         session.report(&report);

@@ -96,7 +96,8 @@ impl Auth {
             }
         };
         if self.term.tasks.is_stopping() {
-            return Err(Refusal::unavailable("NOT_READY", "this server is not the leader any more; retry"));
+            let ended = Refusal::unavailable("NOT_READY", "this server is not the leader any more; retry");
+            return Err(ended.within(self.term.parting()));
         }
         match (&caller, &self.port) {
             (Caller::Agent { instance, tenant, peer }, _) => self.agent(*instance, tenant, peer).await?,

@@ -12,6 +12,7 @@ use super::{conn::ConnInfo, status::Refusal};
 use crate::term::Term;
 
 pub struct Ends {
+    term: Arc<Term>,
     instance: InstanceId,
     serial: String,
     /// The connection ended.
@@ -30,6 +31,7 @@ impl Ends {
     pub fn of<T>(term: &Arc<Term>, request: &Request<T>, instance: InstanceId, peer: &Peer) -> Self {
         let left = peer.not_after.plus(LEEWAY).since(term.shared.clock.now());
         Self {
+            term: term.clone(),
             instance,
             serial: peer.serial.clone(),
             closed: request.extensions().get::<ConnInfo>().map(|info| info.closed.clone()).unwrap_or_default(),
@@ -55,7 +57,8 @@ impl Ends {
             biased;
             () = self.closed.cancelled() => Status::unavailable("connection ended"),
             () = self.stop.cancelled() => {
-                Refusal::unavailable("LEADER_CHANGED", "this server leads no more; reconnect").into()
+                let ended = Refusal::unavailable("LEADER_CHANGED", "this server leads no more; reconnect");
+                ended.within(self.term.parting()).into()
             }
             () = self.superseded.cancelled() => {
                 let message = "a newer stream of this instance took over";

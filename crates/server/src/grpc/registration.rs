@@ -15,6 +15,9 @@ use crate::{
 
 const CALL: Duration = Duration::from_secs(10);
 const IN_FLIGHT: usize = 200;
+/// Who is turned away for lack of room should come again within this time: as long as it takes to work off a burst, and
+/// until a source that failed too often may try twice more.
+const LATER: Duration = Duration::from_secs(6);
 
 pub struct Registrations {
     term: Arc<Term>,
@@ -34,7 +37,10 @@ impl Registrations {
         asking: Asking,
     ) -> Result<Response<v1::RegisterClientResponse>, Status> {
         let remote = request.extensions().get::<ConnInfo>().map(|info| info.remote);
-        let limited = || Refusal::new(Code::ResourceExhausted, "RATE_LIMITED", "too many registrations; retry later");
+        let limited = || {
+            let limited = Refusal::new(Code::ResourceExhausted, "RATE_LIMITED", "too many registrations; retry later");
+            limited.within(LATER)
+        };
         let outcome = async {
             if remote.is_some_and(|remote| !self.limits.admit(remote)) {
                 return Err(limited());

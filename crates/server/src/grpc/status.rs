@@ -1,10 +1,15 @@
 //! The one place where refusals become gRPC statuses. Each carries a code, a text for people and a typed reason.
 
+use std::time::Duration;
+
 use nstance_config::{Problem, problems::MAX_PRINTED};
-pub use nstance_proto::refusal::{problems_of, reason_of};
-use nstance_proto::{refusal::DOMAIN, rpc, v1};
+pub use nstance_proto::refusal::{problems_of, reason_of, retry_of};
+use nstance_proto::{
+    refusal::{DOMAIN, RETRY_HINT},
+    rpc, v1,
+};
 use prost::Message;
-use tonic::{Code, Status};
+use tonic::{Code, Status, metadata::MetadataValue};
 
 /// A status travels in headers, and clients take no more than 16 KiB of those unless told otherwise. The text is there
 /// twice, escaped to three times its length once, and details grow by a third.
@@ -20,11 +25,31 @@ pub struct Refusal {
     pub message: String,
     /// Everything that is wrong with a bad input.
     pub problems: Vec<Problem>,
+    /// Within which time the caller should come again, at a moment of its own choice.
+    pub retry: Option<Duration>,
+}
+
+/// How much time each agent of a fleet that comes back adds to the time in which all of them come. A thousand of them
+/// then take a second and a half, and no tenth of a second of it sees more than a tenth of them.
+const SPREAD_EACH: Duration = Duration::from_micros(1500);
+/// Few agents need no spreading; many must not be away for longer than it takes to notice.
+const MIN_SPREAD: Duration = Duration::from_millis(500);
+const MAX_SPREAD: Duration = Duration::from_secs(5);
+
+/// Within which time a fleet of so many agents should come back that is sent away at one moment.
+pub fn spread(n_agents: usize) -> Duration {
+    let all = SPREAD_EACH.saturating_mul(u32::try_from(n_agents).unwrap_or(u32::MAX));
+    all.clamp(MIN_SPREAD, MAX_SPREAD)
 }
 
 impl Refusal {
     pub fn new(code: Code, reason: &'static str, message: impl Into<String>) -> Self {
-        Self { code, reason, message: message.into(), problems: Vec::new() }
+        Self { code, reason, message: message.into(), problems: Vec::new(), retry: None }
+    }
+
+    /// With a hint when to come again.
+    pub fn within(self, retry: Duration) -> Self {
+        Self { retry: Some(retry), ..self }
     }
 
     pub fn unauthenticated(reason: &'static str, message: impl Into<String>) -> Self {
@@ -81,7 +106,12 @@ impl From<Refusal> for Status {
                 .chain((!refusal.problems.is_empty()).then(|| any("nstance.v1.Problems", &wire(&refusal.problems))))
                 .collect(),
         };
-        Self::with_details(refusal.code, refusal.message, details.encode_to_vec().into())
+        let mut status = Self::with_details(refusal.code, refusal.message, details.encode_to_vec().into());
+        if let Some(retry) = refusal.retry {
+            let millis = u64::try_from(retry.as_millis()).unwrap_or(u64::MAX);
+            status.metadata_mut().insert(RETRY_HINT, MetadataValue::from(millis));
+        }
+        status
     }
 }
 
@@ -90,7 +120,7 @@ fn any(name: &str, message: &impl Message) -> prost_types::Any {
 }
 
 /// At most so many bytes, whole characters.
-fn cut(text: &str, max: usize) -> String {
+pub(crate) fn cut(text: &str, max: usize) -> String {
     let end = text.char_indices().map(|(at, c)| at + c.len_utf8()).take_while(|end| *end <= max).last();
     text[..end.unwrap_or(0)].to_owned()
 }
@@ -118,6 +148,8 @@ fn wire(problems: &[Problem]) -> v1::Problems {
 
 #[cfg(test)]
 mod tests {
+    use nstance_rt::entropy::{SeededEntropy, jitter};
+
     use super::*;
 
     #[test]
@@ -126,5 +158,23 @@ mod tests {
         assert_eq!(status.code(), Code::PermissionDenied);
         assert_eq!(status.message(), "use port 8994");
         assert_eq!(reason_of(&status).as_deref(), Some("WRONG_ROLE"));
+        assert_eq!(retry_of(&status), None);
+        let status: Status = Refusal::unavailable("NOT_READY", "retry").within(Duration::from_millis(1500)).into();
+        assert_eq!(retry_of(&status), Some(Duration::from_millis(1500)));
+    }
+
+    #[test]
+    fn fleet_that_is_sent_away_comes_back_spread_and_soon() {
+        assert_eq!((spread(0), spread(100)), (MIN_SPREAD, MIN_SPREAD));
+        assert_eq!((spread(100_000), spread(usize::MAX)), (MAX_SPREAD, MAX_SPREAD));
+        for n_agents in [1000_usize, 3000, 10_000] {
+            let dice = SeededEntropy::new(n_agents as u64);
+            let bound = spread(n_agents);
+            let mut tenths = [0; 50];
+            for _ in 0..n_agents {
+                tenths[usize::try_from(jitter(&dice, bound).as_millis() / 100).unwrap()] += 1;
+            }
+            assert!(tenths.iter().all(|n| *n <= n_agents / 10), "{n_agents}: {tenths:?}");
+        }
     }
 }

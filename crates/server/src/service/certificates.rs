@@ -45,9 +45,10 @@ impl Renewals {
     fn take(&self, subject: &str, now: Mono) -> Result<(), Refusal> {
         let mut last = self.last.lock().unwrap_or_else(PoisonError::into_inner);
         last.retain(|_, at| now.since(*at) < PAUSE);
-        if last.contains_key(subject) {
+        if let Some(at) = last.get(subject) {
             let message = format!("{subject} was given a certificate less than {} s ago", PAUSE.as_secs());
-            return Err(Refusal::new(Code::ResourceExhausted, "TOO_MANY_RENEWALS", message));
+            let refusal = Refusal::new(Code::ResourceExhausted, "TOO_MANY_RENEWALS", message);
+            return Err(refusal.within(PAUSE.saturating_sub(now.since(*at))));
         }
         last.insert(subject.to_owned(), now);
         Ok(())

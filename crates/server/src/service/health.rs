@@ -16,6 +16,7 @@ use tokio_util::sync::CancellationToken;
 use super::{files, report};
 use crate::{
     events::{Reason, Tell},
+    grpc::status::cut,
     term::Term,
     world::{Notice, Pair, StreamId, is_terminal},
 };
@@ -24,6 +25,10 @@ use crate::{
 const LEAVE_GRACE: Duration = Duration::from_secs(30);
 /// What is kept of the name an agent gives a notice.
 const MAX_NOTICE_ID: usize = 64;
+/// What is kept of the hash an agent says it has. Ours are shorter, and whoever says a longer one has none of ours.
+const MAX_HASH: usize = 128;
+/// What is logged of the name of a notice that nobody knows.
+const MAX_ACTION: usize = 32;
 
 /// A stream that ended on a living connection may be reopened for this long before its agent counts as lost.
 const REOPEN: Duration = Duration::from_secs(2);
@@ -105,7 +110,7 @@ impl Session {
             let mut taken = false;
             if let Some(notice) = &report.termination_notice {
                 let was_taken = link.notice.as_ref().is_some_and(|old| is_terminal(&old.action));
-                told = note(link, notice, now);
+                told = note(&mut link.notice, notice, now);
                 wake |= told.is_some();
                 taken = told.is_some() && is_terminal(&notice.action) && !was_taken;
             }
@@ -116,7 +121,7 @@ impl Session {
             link.last_seen = now;
             link.interval = Duration::from_millis(u64::from(report.interval_ms));
             if !report.config_hash.is_empty() {
-                link.config_hash.clone_from(&report.config_hash);
+                link.config_hash = cut(&report.config_hash, MAX_HASH);
             }
             delivery = entry.delivery.clone();
             // A host on its way down is looked at from now on, again and again, while its agent can still speak.
@@ -227,18 +232,22 @@ pub fn tell_left(term: &Term, group: &GroupRef, left: Vec<InstanceId>) {
     }
 }
 
-/// Notes a notice. A repeat changes nothing, an earlier deadline shortens.
-fn note(link: &mut crate::world::Link, notice: &v1::TerminationNotice, now: Timestamp) -> Option<(Reason, String)> {
+/// Notes a notice. A repeat changes nothing, an earlier deadline shortens. A machine that is about to be taken is not
+/// saved by advice, nor by a word of its own.
+fn note(noted: &mut Option<Notice>, notice: &v1::TerminationNotice, now: Timestamp) -> Option<(Reason, String)> {
     let known = ["terminate", "stop", "hibernate", "preempt", "rebalance", "maintenance", "shutdown", "leave"];
     if !known.contains(&notice.action.as_str()) {
-        tracing::warn!(action = notice.action, "notice of an unknown kind ignored");
+        tracing::warn!(action = cut(&notice.action, MAX_ACTION), "notice of an unknown kind ignored");
+        return None;
+    }
+    if noted.as_ref().is_some_and(|old| is_terminal(&old.action)) && !is_terminal(&notice.action) {
         return None;
     }
     let time = |at: &prost_types::Timestamp| {
         Timestamp::from_millis(at.seconds.saturating_mul(1000).saturating_add(i64::from(at.nanos) / 1_000_000))
     };
     let deadline = notice.deadline.as_ref().map(time);
-    if let Some(old) = &mut link.notice
+    if let Some(old) = noted
         && old.action == notice.action
     {
         match (old.deadline, deadline) {
@@ -248,7 +257,7 @@ fn note(link: &mut crate::world::Link, notice: &v1::TerminationNotice, now: Time
         }
         return Some((Reason::TerminationNotice, format!("{}, earlier than told before", notice.action)));
     }
-    link.notice = Some(Notice {
+    *noted = Some(Notice {
         action: notice.action.clone(),
         at: now,
         deadline,
@@ -260,4 +269,32 @@ fn note(link: &mut crate::world::Link, notice: &v1::TerminationNotice, now: Time
         _ => Reason::TerminationNotice,
     };
     Some((reason, notice.action.clone()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn advice_does_not_take_the_place_of_an_order() {
+        let mut noted = None;
+        let mut told = |action: &str| {
+            let notice = v1::TerminationNotice { action: action.into(), ..Default::default() };
+            let told = note(&mut noted, &notice, Timestamp::EPOCH).is_some();
+            (told, noted.as_ref().map(|it| it.action.clone()).unwrap_or_default())
+        };
+        for (action, expected) in [
+            ("rebalance", (true, "rebalance")),
+            ("shutdown", (true, "shutdown")),
+            ("terminate", (true, "terminate")),
+            ("rebalance", (false, "terminate")),
+            ("maintenance", (false, "terminate")),
+            ("shutdown", (false, "terminate")),
+            ("leave", (false, "terminate")),
+            ("nonsense", (false, "terminate")),
+            ("preempt", (true, "preempt")),
+        ] {
+            assert_eq!(told(action), (expected.0, expected.1.to_owned()), "{action}");
+        }
+    }
 }

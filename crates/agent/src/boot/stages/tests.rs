@@ -260,6 +260,8 @@ fn remark_reaches_a_closed_box() {
     let mut timeline = take(std::slice::from_ref(&good));
     assert!(timeline.closed);
     let progress = Progress { remark: Some("identity-shared"), ..serving() };
-    timeline.take(&Look { progress, ..good }, TIMEOUT);
+    timeline.take(&Look { progress, ..good.clone() }, TIMEOUT);
     assert_eq!(timeline.find(SESSION).unwrap().detail, "identity-shared");
+    timeline.take(&good, TIMEOUT);
+    assert_eq!(timeline.find(SESSION).unwrap().detail, "", "a session without a remark has none");
 }
