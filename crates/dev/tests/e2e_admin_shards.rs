@@ -194,6 +194,7 @@ async fn shard_commands_show_and_steer_a_running_cluster() {
     let mut events = admin.start("events --follow -o json");
 
     looking(&env, &admin).await;
+    comparing(&env, &admin).await;
     refusing(&env, &admin).await;
     scaling(&admin).await;
     groups_of_their_own(&admin).await;
@@ -282,6 +283,28 @@ async fn looking(env: &Env, admin: &Admin) {
     assert_eq!(admin.run("events --min-severity error -o name").await.ends(0).out, "");
     let through = env.ok(&["admin", "group", "list", "-o", "name"]).await;
     assert_eq!(through, "dev-1/test\ndev-2/test\n", "by nstance-dev it is the same");
+}
+
+/// Before anybody changed a group by hand, so that all of it is the config's.
+async fn comparing(env: &Env, admin: &Admin) {
+    println!("a config that only machines are told of is a change, too");
+    let path = config(&env.dir(), "dev-1");
+    let text = fs::read_to_string(&path).unwrap();
+    admin.run(&format!("config diff {}", path.display())).await.ends(0).says(expect![[r#"
+        nothing to do
+    "#]]);
+    let candidate = env.dir().join("candidate.jsonc");
+    fs::write(&candidate, text.replace("\"Greeting\": \"hello\"", "\"Greeting\": \"good day\"")).unwrap();
+    let diff = format!("config diff {}", candidate.display());
+    admin.run(&diff).await.ends(2).says(expect![[r#"
+        nothing to do but to tell machines
+        changes in dev-1: test: vars
+    "#]]);
+    let document = admin.run(&format!("{diff} -o json")).await.ends(2).json();
+    assert_eq!(document["plans"][0]["changed_groups"][0]["what"][0], "vars", "{document}");
+    fs::write(&candidate, text.replace("\"GREETING\": ", "\"SALUTE\": ")).unwrap();
+    let files = admin.run(&diff).await.ends(2).out;
+    assert!(files.contains("changes in dev-1: test: files, certificates"), "{files}");
 }
 
 async fn refusing(env: &Env, admin: &Admin) {
@@ -473,6 +496,7 @@ async fn configs(env: &Env, admin: &Admin) {
     diff.says(expect![[r#"
         ACTION GROUP SHARD INSTANCE REASON
         Create test dev-1 - rotation
+        changes in dev-1: test: kind of machine
     "#]]);
     admin.run(&format!("config diff {}", path.display())).await.ends(0);
     let bad = text.replace("\"node_dir\"", "\"moon_dir\"");

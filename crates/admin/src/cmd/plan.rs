@@ -8,7 +8,7 @@ use serde_json::json;
 
 use crate::{
     args::{Context, ShardArgs, pair},
-    cmd::config,
+    cmd::config::{self, changed::Changed},
     exit::Exit,
     failure::Failure,
     output::{Shown, Table},
@@ -75,20 +75,42 @@ pub(super) async fn ask(shards: &Shards, request: impl Fn(&str) -> PlanRequest) 
 
 /// Shows all plans. Without a refusal the exit says whether there is something to do.
 pub(super) fn tell(context: &Context, answers: Answers<PlanResponse>) -> Exit {
-    context.output.show(&shown(&answers));
+    finish(context, &answers, shown(&answers, "nothing to do"), false)
+}
+
+/// The same with the groups that another config changes, by shard, be there something to do for it or not.
+pub(super) fn tell_diff(
+    context: &Context,
+    answers: &Answers<PlanResponse>,
+    groups: &BTreeMap<String, Vec<Changed>>,
+) -> Exit {
+    let changes = groups.values().any(|it| !it.is_empty());
+    let mut shown = shown(answers, if changes { "nothing to do but to tell machines" } else { "nothing to do" });
+    for (shard, changed) in groups {
+        changed.iter().for_each(|it| shown.table.note(it.line(shard)));
+    }
+    for plan in shown.document["plans"].as_array_mut().into_iter().flatten() {
+        let changed = plan["shard"].as_str().and_then(|it| groups.get(it)).map(Vec::as_slice).unwrap_or_default();
+        plan["changed_groups"] = changed.iter().map(Changed::document).collect();
+    }
+    finish(context, answers, shown, changes)
+}
+
+fn finish(context: &Context, answers: &Answers<PlanResponse>, shown: Shown, changes: bool) -> Exit {
+    context.output.show(&shown);
     for (shard, plan) in &answers.ok {
         if !plan.complete {
             context.output.note(&format!("note: {shard} does not know everything yet; this plan may change"));
         }
     }
-    let changes = answers.ok.iter().any(|(_, plan)| !plan.actions.is_empty());
-    match told::ended(context, &answers) {
+    let changes = changes || answers.ok.iter().any(|(_, plan)| !plan.actions.is_empty());
+    match told::ended(context, answers) {
         Exit::Done if changes => Exit::Changes,
         exit => exit,
     }
 }
 
-fn shown(answers: &Answers<PlanResponse>) -> Shown {
+fn shown(answers: &Answers<PlanResponse>, nothing: &str) -> Shown {
     let mut table = Table::new(&["ACTION", "GROUP", "SHARD", "INSTANCE", "REASON", "+DETAIL"]);
     for (shard, plan) in &answers.ok {
         for it in &plan.actions {
@@ -100,7 +122,7 @@ fn shown(answers: &Answers<PlanResponse>) -> Shown {
     }
     if table.is_empty() {
         table = Table::default();
-        table.note("nothing to do");
+        table.note(nothing);
     }
     for (shard, plan) in &answers.ok {
         for it in &plan.holds {
