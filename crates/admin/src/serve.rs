@@ -3,6 +3,7 @@
 //! `routes` is the one table of what can be asked; `door` is the way of every request; the rest is what they need.
 
 mod ask;
+mod audit;
 mod auth;
 mod door;
 mod handle;
@@ -111,6 +112,8 @@ pub(crate) struct App {
     /// Tells ids of this process from those of others.
     life: String,
     stop: CancellationToken,
+    /// Where changes come to their end, whether their callers wait for it or not.
+    tasks: Tasks,
 }
 
 impl App {
@@ -132,6 +135,7 @@ impl App {
             life: hex(&entropy, 6),
             entropy: Arc::new(entropy),
             stop: tasks.token().clone(),
+            tasks: tasks.clone(),
         }
     }
 

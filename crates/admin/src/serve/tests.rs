@@ -7,6 +7,7 @@ use std::collections::BTreeSet;
 
 use axum::body::Body;
 use expect_test::expect;
+use futures::FutureExt as _;
 use http::{Method, Request, header};
 use http_body_util::BodyExt as _;
 use nstance_identity::{
@@ -70,6 +71,19 @@ impl Fixture {
     fn quiet() -> Self {
         let clock = TokioClock::starting_at(SystemClock.now());
         Self::with(false, |_, shards, _| Live::new(shards, Arc::new(clock)))
+    }
+
+    /// Both shards take connections and never say a word.
+    fn mute(timeout: Duration) -> (Self, [std::net::TcpListener; 2]) {
+        let mut fixture = Self::quiet();
+        let holes = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+        let [one, two] = [0, 1].map(|at: usize| holes[at].local_addr().unwrap());
+        let targets: Targets = format!("dev-1={one},dev-2={two}").parse().unwrap();
+        let identity = Identity::load(fixture.dir.path()).unwrap();
+        let app = Arc::get_mut(&mut fixture.app).unwrap();
+        app.shards = Shards::new(targets, identity, timeout);
+        app.behind_proxy = true;
+        (fixture, holes)
     }
 
     fn with(read_only: bool, live: impl FnOnce(&Tasks, &Shards, Arc<dyn Clock>) -> Arc<Live>) -> Self {
@@ -199,6 +213,80 @@ async fn a_read_only_server_changes_nothing() {
         let answered = fixture.ask(asked).await;
         assert_eq!(answered.status == 403, route.access == Access::Change, "{}: {}", route.id, answered.status);
     }
+}
+
+/// What is logged on this thread.
+#[derive(Clone, Default)]
+struct Log(Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Log {
+    fn listen(&self) -> tracing::subscriber::DefaultGuard {
+        let log = self.clone();
+        let lines = tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || log.clone());
+        tracing::subscriber::set_default(lines.finish())
+    }
+
+    fn audited(&self) -> Vec<Value> {
+        let text = String::from_utf8(self.0.lock().unwrap().clone()).unwrap();
+        let lines = text.lines().map(|it| serde_json::from_str::<Value>(it).unwrap());
+        lines.filter(|it| it["audit"] == true).collect()
+    }
+}
+
+fn scaling(token: &str) -> Request<Body> {
+    Request::post("/group/scale?shard=dev-1")
+        .header(header::HOST, "localhost")
+        .header(header::AUTHORIZATION, bearer(token))
+        .header(header::CONTENT_TYPE, "application/json")
+        .header("x-forwarded-for", "10.1.1.1, 192.0.2.7")
+        .header("x-request-id", "of-the-test")
+        .body(Body::from(json!({"group": "web", "size": 1, "victims": ["tst06bgm7733st2576nx5jht4ecjw"]}).to_string()))
+        .unwrap()
+}
+
+#[tokio::test]
+async fn a_change_whose_caller_hangs_up_is_audited_all_the_same() {
+    let (fixture, _holes) = Fixture::mute(Duration::from_millis(100));
+    let log = Log::default();
+    let _listening = log.listen();
+    let peer = Peer { address: "127.0.0.1".parse().unwrap(), certificate: None };
+    let answering = door::answer(fixture.app.clone(), peer, scaling(FULL));
+    assert!(answering.now_or_never().is_none(), "it waits for a shard, and is dropped");
+    assert_eq!(log.audited(), [Value::Null; 0]);
+    assert_eq!(fixture.tasks.end(GRACE).await, 0);
+    let audited = log.audited();
+    let [line] = audited.as_slice() else { panic!("{audited:#?}") };
+    assert_eq!((&line["who"], &line["what"], &line["status"]), (&json!("token"), &json!("group_scale"), &json!(504)));
+    assert_eq!((&line["address"], &line["request_id"]), (&json!("192.0.2.7"), &json!("of-the-test")));
+    let wish: Value = serde_json::from_str(line["wish"].as_str().unwrap()).unwrap();
+    let expected = json!({"shard": ["dev-1"], "group": "web", "size": 1, "victims": ["tst06bgm7733st2576nx5jht4ecjw"]});
+    assert_eq!(wish, expected);
+}
+
+#[tokio::test]
+async fn changes_that_are_refused_or_cut_off_are_audited_too() {
+    let (fixture, _holes) = Fixture::mute(Duration::from_secs(600));
+    let log = Log::default();
+    let _listening = log.listen();
+    let peer = || Peer { address: "127.0.0.1".parse().unwrap(), certificate: None };
+    assert_eq!(door::answer(fixture.app.clone(), peer(), scaling(VIEWER)).await.status().as_u16(), 403);
+    assert!(door::answer(fixture.app.clone(), peer(), scaling(FULL)).now_or_never().is_none());
+    assert_eq!(fixture.tasks.end(Duration::ZERO).await, 1, "it would have waited for long");
+    let audited = log.audited();
+    let told: Vec<_> = audited.iter().map(|it| (&it["who"], &it["status"], &it["message"])).collect();
+    let refused = (&json!("viewer-token"), &json!(403), &json!("change asked for"));
+    assert_eq!(told, [refused, (&json!("token"), &Value::Null, &json!("change asked for, and its end not seen"))]);
 }
 
 #[tokio::test]
