@@ -20,7 +20,7 @@ mod stall;
 mod tokens;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -76,7 +76,7 @@ pub struct ServeArgs {
     /// Private key for TLS
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// CA whose client certificates are let in without a token
+    /// CA whose client certificates are let in without a token; of the cluster's own only those of operators of our tenant
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     client_ca: Option<PathBuf>,
     /// Another name under which this server may be called; repeatable

@@ -59,7 +59,8 @@ fn help_names_every_flag() {
                       Private key for TLS
 
                   --client-ca <FILE>
-                      CA whose client certificates are let in without a token
+                      CA whose client certificates are let in without a token; of the cluster's own only those
+                      of operators of our tenant
 
                   --allowed-host <HOST>
                       Another name under which this server may be called; repeatable

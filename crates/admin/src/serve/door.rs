@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 use super::{
     App,
     audit::{Audit, wish},
-    auth::{Caller, check_origin},
+    auth::{Caller, Certificate, check_origin},
     handle::looked_at,
     reply::{Content, Reply, Trouble, problem, quoted},
     route::{Access, Call, Param, Place, Route},
@@ -34,8 +34,8 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone)]
 pub(super) struct Peer {
     pub address: IpAddr,
-    /// The fingerprint of a certificate that was verified.
-    pub certificate: Option<String>,
+    /// One that was verified.
+    pub certificate: Option<Certificate>,
 }
 
 /// Answers a request, whatever it is.
@@ -103,7 +103,7 @@ async fn pass(
     let caller = if open {
         Caller::Anybody
     } else {
-        app.auth.caller(&head.headers, peer.certificate.as_deref(), from, app.clock.monotonic())?
+        app.auth.caller(&head.headers, peer.certificate.as_ref(), from, app.clock.monotonic())?
     };
     let Some((at, captures)) = chosen else {
         return Err(nowhere(app, path, &found.iter().map(|(at, _)| *at).collect::<Vec<_>>()));
