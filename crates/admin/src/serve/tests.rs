@@ -1,5 +1,6 @@
 //! Every route without a network: the shards are dead, and the door must be right all the same.
 
+mod events;
 mod recall;
 mod stream;
 
