@@ -15,13 +15,14 @@ use std::{
     time::Duration,
 };
 
-use futures::future::join_all;
+use futures::{StreamExt as _, future::join_all, stream::FuturesUnordered};
 use nstance_identity::link::Address;
 use nstance_proto::{
     refusal::{problems_of, reason_of},
     v1::Problem,
 };
 use tonic::{Code, Status};
+
 
 pub use self::{
     client::{Client, N_REPLAYED, wire_duration},
@@ -219,33 +220,37 @@ impl Shards {
     where
         F: Future<Output = Result<T, Status>>,
     {
-        let ask = &ask;
-        let asked = join_all(self.targets.iter().map(|target| async move {
-            let answer = async {
-                let client = self.connect(target).await?;
-                let asked = match ask(client).await {
-                    // All calls may be repeated: they name an end state, or carry an id of their own.
-                    Err(status) if self.is_dead(target, &status) => ask(self.connect(target).await?).await,
-                    asked => asked,
-                };
-                asked.map_err(|status| ShardError::of(&target.shard, &status))
-            };
-            let late = |_| {
-                let message = format!("no answer within {} s", self.timeout.as_secs_f64());
-                ShardError::new(&target.shard, Code::DeadlineExceeded, message)
-            };
-            let answer = tokio::time::timeout(self.timeout, answer).await.map_err(late).flatten();
-            (target.shard.clone(), answer)
-        }))
-        .await;
+        let asked = join_all(self.targets.iter().map(|target| self.one(target, &ask))).await;
         let mut answers = Answers { ok: Vec::new(), errors: Vec::new() };
-        for (shard, answer) in asked {
+        for answer in asked {
             match answer {
-                Ok(answer) => answers.ok.push((shard, answer)),
+                Ok(answer) => answers.ok.push(answer),
                 Err(error) => answers.errors.push(error),
             }
         }
         answers
+    }
+
+    /// Asks one shard, within the timeout.
+    async fn one<T, F>(&self, target: &Target, ask: &impl Fn(Client) -> F) -> Result<(String, T), ShardError>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
+        let answer = async {
+            let client = self.connect(target).await?;
+            let asked = match ask(client).await {
+                // All calls may be repeated: they name an end state, or carry an id of their own.
+                Err(status) if self.is_dead(target, &status) => ask(self.connect(target).await?).await,
+                asked => asked,
+            };
+            asked.map_err(|status| ShardError::of(&target.shard, &status))
+        };
+        let late = |_| {
+            let message = format!("no answer within {} s", self.timeout.as_secs_f64());
+            ShardError::new(&target.shard, Code::DeadlineExceeded, message)
+        };
+        let answer = tokio::time::timeout(self.timeout, answer).await.map_err(late).flatten();
+        answer.map(|answer| (target.shard.clone(), answer))
     }
 
     /// Asks all shards for an object that only one of them has, and says which. "Not found" is said only if every shard
@@ -254,12 +259,15 @@ impl Shards {
     where
         F: Future<Output = Result<T, Status>>,
     {
-        let answers = self.each(ask).await;
-        if let Some(found) = answers.ok.into_iter().next() {
-            return Ok(found);
+        let mut asked = Vec::new();
+        for target in &self.targets {
+            asked.push(self.one(target, &ask));
         }
-        let (absent, failed): (Vec<_>, Vec<_>) =
-            answers.errors.into_iter().partition(|error| error.code == Code::NotFound);
+        let errors = match first(asked).await {
+            Ok(found) => return Ok(found),
+            Err(errors) => errors,
+        };
+        let (absent, failed): (Vec<_>, Vec<_>) = errors.into_iter().partition(|error| error.code == Code::NotFound);
         if failed.is_empty() {
             let asked: Vec<&str> = absent.iter().map(|it| it.shard.as_str()).collect();
             let message = format!("there is no {what}");
@@ -269,9 +277,40 @@ impl Shards {
     }
 }
 
+/// The first that succeeds, whoever else is still asked; else all errors, in the order of those who were asked.
+async fn first<T, E>(asked: Vec<impl Future<Output = Result<T, E>>>) -> Result<T, Vec<E>> {
+    let answers = FuturesUnordered::new();
+    for (at, answer) in asked.into_iter().enumerate() {
+        answers.push(async move { (at, answer.await) });
+    }
+    let mut answers = std::pin::pin!(answers);
+    let mut errors = BTreeMap::new();
+    while let Some((at, answer)) = answers.next().await {
+        match answer {
+            Ok(found) => return Ok(found),
+            Err(error) => errors.insert(at, error),
+        };
+    }
+    Err(errors.into_values().collect())
+}
+
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::*;
+
+    #[tokio::test]
+    async fn whoever_has_it_is_enough_and_nobody_else_is_waited_for() {
+        let answer = |answer: Option<Result<u8, &'static str>>| match answer {
+            Some(answer) => std::future::ready(answer).boxed(),
+            None => std::future::pending().boxed(),
+        };
+        assert_eq!(first([None, Some(Err("no")), Some(Ok(7))].map(answer).into()).await, Ok(7));
+        assert_eq!(first([Some(Err("one")), Some(Err("two"))].map(answer).into()).await, Err(vec!["one", "two"]));
+        let undecided = first([None, Some(Err("no"))].map(answer).into());
+        assert!(undecided.now_or_never().is_none(), "absence is proven by all");
+    }
 
     #[test]
     fn servers_are_parsed_and_shown_alike() {
