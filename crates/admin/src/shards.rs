@@ -23,6 +23,7 @@ use nstance_proto::{
 };
 use tonic::{Code, Status};
 
+use crate::args::TIMEOUT;
 
 pub use self::{
     client::{Client, N_REPLAYED, wire_duration},
@@ -161,6 +162,15 @@ impl Shards {
 
     pub fn timeout(&self) -> Duration {
         self.timeout
+    }
+
+    /// With `--wait` the timeout is how long one follows; a single question has the usual time all the same.
+    #[must_use]
+    pub fn waiting(mut self, waits: bool) -> Self {
+        if waits {
+            self.timeout = self.timeout.min(TIMEOUT);
+        }
+        self
     }
 
     pub fn identity(&self) -> &Identity {

@@ -58,7 +58,7 @@ struct Settings {
 }
 
 pub(super) async fn create(context: &Context, args: CreateArgs) -> Result<Exit, Failure> {
-    let shards = args.shards.chosen(context).await?;
+    let shards = args.shards.chosen(context).await?.waiting(args.wait);
     let config = GroupConfig {
         template: args.template.clone(),
         size: args.size,

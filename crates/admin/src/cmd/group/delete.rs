@@ -33,7 +33,7 @@ pub(super) struct DeleteArgs {
 }
 
 pub(super) async fn run(context: &Context, args: DeleteArgs) -> Result<Exit, Failure> {
-    let shards = args.shards.chosen(context).await?;
+    let shards = args.shards.chosen(context).await?.waiting(args.wait);
     if args.etag.is_some() && 1 < shards.targets().len() {
         return Err(Failure::usage("--etag is of one shard's group").next("name the shard with --shard"));
     }

@@ -114,7 +114,7 @@ fn show(context: &Context, it: &InstanceStatusResponse, there: &Shards, status: 
 }
 
 pub(super) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, Failure> {
-    let shards = args.shards.shards(context).await?;
+    let shards = args.shards.shards(context).await?.waiting(args.wait);
     let (there, it) = match find(&shards, &args.id).await {
         Ok(found) => found,
         Err(errors) => return Ok(told::lost(context, &errors)),
@@ -140,7 +140,7 @@ pub(super) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, 
 }
 
 pub(super) async fn drain(context: &Context, args: DrainArgs) -> Result<Exit, Failure> {
-    let shards = args.shards.shards(context).await?;
+    let shards = args.shards.shards(context).await?.waiting(true);
     let (there, it) = match find(&shards, &args.id).await {
         Ok(found) => found,
         Err(errors) => return Ok(told::lost(context, &errors)),
@@ -189,7 +189,7 @@ async fn remove(
 }
 
 pub(super) async fn replace(context: &Context, args: ReplaceArgs) -> Result<Exit, Failure> {
-    let shards = args.shards.shards(context).await?;
+    let shards = args.shards.shards(context).await?.waiting(args.wait);
     let (there, it) = match find(&shards, &args.id).await {
         Ok(found) => found,
         Err(errors) => return Ok(told::lost(context, &errors)),

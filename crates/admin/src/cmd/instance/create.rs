@@ -49,7 +49,7 @@ pub(super) struct CreateArgs {
 }
 
 pub(super) async fn run(context: &Context, args: CreateArgs) -> Result<Exit, Failure> {
-    let shards = args.shards.chosen(context).await?;
+    let shards = args.shards.chosen(context).await?.waiting(args.wait);
     if 1 < shards.targets().len() {
         return Err(Failure::usage("an instance is made in one shard").next("name it with --shard"));
     }
