@@ -5,6 +5,7 @@ use std::{collections::BTreeMap, path::PathBuf};
 use clap::Args;
 use nstance_proto::v1::{PlanRequest, PlanResponse};
 use serde_json::json;
+use tonic::Code;
 
 use crate::{
     args::{Context, ShardArgs, pair},
@@ -12,7 +13,7 @@ use crate::{
     exit::Exit,
     failure::Failure,
     output::{Shown, Table},
-    shards::{Answers, Shards},
+    shards::{Answers, ShardError, Shards},
     told, view,
 };
 
@@ -47,7 +48,21 @@ pub async fn run(context: &Context, args: PlanArgs) -> Result<Exit, Failure> {
         PlanRequest { group: args.group.unwrap_or_default(), sizes: args.size.into_iter().collect(), candidate_config };
     let request = &request;
     let answers = ask(&shards, |_| request.clone()).await;
-    Ok(tell(context, answers))
+    match of_those_that_have_it(answers, &request.group) {
+        Ok(answers) => Ok(tell(context, answers)),
+        Err(absent) => Ok(told::lost(context, &[absent])),
+    }
+}
+
+/// A group need not be in every shard: one that has it not has nothing to say. If it is nowhere, that is said once.
+fn of_those_that_have_it<T>(mut answers: Answers<T>, group: &str) -> Result<Answers<T>, ShardError> {
+    let is_absent = |it: &ShardError| !group.is_empty() && it.code == Code::NotFound;
+    if answers.ok.is_empty() && !answers.errors.is_empty() && answers.errors.iter().all(is_absent) {
+        let asked: Vec<&str> = answers.errors.iter().map(|it| it.shard.as_str()).collect();
+        return Err(ShardError::new(&asked.join(", "), Code::NotFound, format!("there is no group {group}")));
+    }
+    answers.errors.retain(|it| !is_absent(it));
+    Ok(answers)
 }
 
 /// The plan of one group under other sizes, which may differ from shard to shard. A shard without any is not asked.
@@ -137,5 +152,28 @@ fn shown(answers: &Answers<PlanResponse>, nothing: &str) -> Shown {
         }),
         table,
         names: answers.ok.iter().flat_map(|(_, plan)| &plan.actions).map(|it| it.kind.clone()).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_need_not_be_in_every_shard() {
+        let error = |shard: &str, code: Code| ShardError::new(shard, code, "no");
+        let left = |ok: &[&str], errors: Vec<ShardError>, group: &str| {
+            let ok = ok.iter().map(|it| ((*it).to_owned(), ())).collect();
+            let kept = of_those_that_have_it(Answers { ok, errors }, group).map_err(|it| it.to_string())?;
+            Ok(Exit::of_shards(kept.ok.len(), &kept.errors))
+        };
+        let absent = |shard: &str| error(shard, Code::NotFound);
+        assert_eq!(left(&["dev-1"], vec![absent("dev-2")], "web"), Ok(Exit::Done));
+        let lost = || error("dev-3", Code::Unavailable);
+        assert_eq!(left(&["dev-1"], vec![absent("dev-2"), lost()], "web"), Ok(Exit::Partly));
+        assert_eq!(left(&[], vec![absent("dev-2"), lost()], "web"), Ok(Exit::Failed), "nobody has proved it");
+        let nowhere = Err("dev-1, dev-2: there is no group web".to_owned());
+        assert_eq!(left(&[], vec![absent("dev-1"), absent("dev-2")], "web"), nowhere);
+        assert_eq!(left(&["dev-1"], vec![absent("dev-2")], ""), Ok(Exit::Partly), "what is absent was not a group");
     }
 }
