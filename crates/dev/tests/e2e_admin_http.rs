@@ -329,8 +329,19 @@ async fn a_group_lives_and_goes(served: &Served) {
     };
     let (status, planned) = put(&etag, "&dry_run=true").await;
     assert_eq!((status, &planned["groups"][0]["plan"]["actions"][0]["kind"]), (200, &json!("Create")), "{planned}");
+    let (status, refused) = put("another", "&dry_run=true").await;
+    assert_eq!((status, &refused["code"]), (412, &json!("etag_mismatch")), "{refused}");
     assert_eq!(put(&etag, "").await.0, 200);
     assert_eq!(put(&etag, "").await.0, 412, "it has changed since");
+    let rehearse = async |group: &str, body: Value| {
+        served.send(Method::PUT, &format!("/api/v1/groups/{group}?shard=dev-1&dry_run=true"), body).await
+    };
+    let (status, refused) = rehearse("new", json!({"size": 1})).await;
+    assert_eq!((status, &refused["problems"][0]["path"]), (400, &json!("template")), "{refused}");
+    let (status, refused) = rehearse("new", json!({"template": "-moon"})).await;
+    assert_eq!((status, &refused["problems"][0]["path"]), (400, &json!("template")), "{refused}");
+    let (status, planned) = rehearse("new", json!({"template": "tst"})).await;
+    assert_eq!((status, &planned["groups"][0]["exists"]), (200, &json!(false)), "{planned}");
     let ready = |it: &Value| it["groups"][0]["ready_size"] == 1;
     served.until("/api/v1/groups/web", ready).await;
     let (_, listed) = served.get("/api/v1/instances?group=web&state=running").await;
