@@ -26,7 +26,7 @@ pub struct Root {
     /// Form of the result
     #[arg(long, short = 'o', global = true, value_enum, default_value_t = Format::Table, help_heading = "Common")]
     pub format: Format,
-    /// Show the whole chain of causes
+    /// Show the whole chain of causes, and the ids of refused requests in the logs of servers
     #[arg(long, global = true, help_heading = "Common")]
     pub debug: bool,
     #[arg(long, global = true, help_heading = "Common", help = "No colours; also by NO_COLOR")]

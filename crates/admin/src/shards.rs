@@ -84,11 +84,23 @@ pub struct ShardError {
     pub message: String,
     /// Everything that is wrong with a bad input.
     pub problems: Vec<Problem>,
+    /// By which the server's log names the request; empty if none was reached.
+    pub request_id: Box<str>,
 }
+
+/// Metadata of every answer.
+const REQUEST_ID: &str = "nstance-request-id";
 
 impl ShardError {
     pub fn new(shard: &str, code: Code, message: impl Into<String>) -> Self {
-        Self { shard: shard.to_owned(), code, reason: String::new(), message: message.into(), problems: Vec::new() }
+        Self {
+            shard: shard.to_owned(),
+            code,
+            reason: String::new(),
+            message: message.into(),
+            problems: Vec::new(),
+            request_id: Box::default(),
+        }
     }
 
     #[must_use]
@@ -104,6 +116,7 @@ impl ShardError {
             reason: reason_of(status).unwrap_or_default(),
             message: status.message().to_owned(),
             problems: problems_of(status),
+            request_id: status.metadata().get(REQUEST_ID).and_then(|it| it.to_str().ok()).unwrap_or_default().into(),
         }
     }
 
@@ -114,6 +127,14 @@ impl ShardError {
             Code::PermissionDenied => "use an operator's identity: --identity-dir",
             Code::Unavailable => "nstance-admin check --only shards",
             Code::DeadlineExceeded => "a longer --timeout, or nstance-admin check --only shards",
+            Code::NotFound if self.message.contains("no instance") => {
+                "nstance-admin instance list --deleted; those that are long gone are not kept"
+            }
+            Code::NotFound if self.message.contains("no group") => "nstance-admin group list",
+            Code::AlreadyExists => "nstance-admin group list -o wide, which shows what is there and its version",
+            Code::Aborted if self.reason == "ETAG_MISMATCH" => {
+                "nstance-admin group list -o wide, which shows the version that --etag wants now"
+            }
             _ => return None,
         };
         Some(text.to_owned())
@@ -339,5 +360,29 @@ mod tests {
             let error = text.parse::<Targets>().unwrap_err();
             assert!(error.contains(part), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn what_can_be_done_about_a_refusal_is_said() {
+        let next = |code: Code, reason: &str, message: &str| {
+            ShardError::new("dev-1", code, message).with_reason(reason).next().unwrap_or_default()
+        };
+        assert_eq!(next(Code::NotFound, "NOT_FOUND", "there is no group instance-1"), "nstance-admin group list");
+        assert!(
+            next(Code::NotFound, "", "there is no instance x").starts_with("nstance-admin instance list --deleted")
+        );
+        assert!(
+            next(Code::AlreadyExists, "", "group web exists already").starts_with("nstance-admin group list -o wide")
+        );
+        assert!(next(Code::Aborted, "ETAG_MISMATCH", "group web is at 2-1").contains("--etag"));
+        assert_eq!(next(Code::Aborted, "", "try again"), "");
+    }
+
+    #[test]
+    fn a_refusal_carries_the_id_by_which_the_server_logs_it() {
+        let mut status = Status::new(Code::Internal, "no");
+        assert_eq!(&*ShardError::of("dev-1", &status).request_id, "");
+        status.metadata_mut().insert(REQUEST_ID, "5f0c".parse().unwrap());
+        assert_eq!(&*ShardError::of("dev-1", &status).request_id, "5f0c");
     }
 }

@@ -112,7 +112,7 @@ fn help_names_every_flag() {
                       [default: table]
 
                   --debug
-                      Show the whole chain of causes
+                      Show the whole chain of causes, and the ids of refused requests in the logs of servers
 
                   --no-color
                       No colours; also by NO_COLOR
