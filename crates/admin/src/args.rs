@@ -26,7 +26,7 @@ pub struct Root {
     /// Form of the result
     #[arg(long, short = 'o', global = true, value_enum, default_value_t = Format::Table, help_heading = "Common")]
     pub format: Format,
-    /// Show the whole chain of causes
+    /// Show the whole chain of causes, and the ids of refused requests in the logs of servers
     #[arg(long, global = true, help_heading = "Common")]
     pub debug: bool,
     #[arg(long, global = true, help_heading = "Common", help = "No colours; also by NO_COLOR")]
@@ -114,7 +114,8 @@ pub struct ShardArgs {
     pub timeout: Option<Duration>,
 }
 
-const TIMEOUT: Duration = Duration::from_secs(30);
+/// Of one question.
+pub(crate) const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// With --wait.
 pub const PATIENCE: Duration = Duration::from_secs(15 * 60);
@@ -153,7 +154,7 @@ impl ShardArgs {
             let what = format!("the operator identity in {} expired at {}", dir.display(), identity.valid_until());
             return Err(Failure::new(Exit::Denied, what).next("nstance-admin cluster register-operator"));
         }
-        let shards = Shards::new(targets, identity, self.timeout.map_or(TIMEOUT, |it| it.min(TIMEOUT)));
+        let shards = Shards::new(targets, identity, self.timeout.unwrap_or(TIMEOUT));
         if shards.identity().is_renewal_due(SystemClock.now()) {
             renew(context, &shards).await;
         }
@@ -206,4 +207,37 @@ pub fn pair(text: &str) -> Result<(String, String), String> {
         return Err(format!("`{text}`: there is no key before the `=`"));
     }
     Ok((key.to_owned(), value.to_owned()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn a_shard_has_as_long_as_was_said_and_while_one_waits_for_more_the_usual_time() {
+        let dir = tempfile::tempdir().unwrap();
+        crate::serve::tests::identity(dir.path());
+        let context = Context {
+            output: Output::new(Format::Table, true, true),
+            temp_dir: dir.path().to_owned(),
+            debug: false,
+            yes: false,
+        };
+        let shards = async |seconds: Option<u64>| {
+            let args = ShardArgs {
+                servers: Some("dev-1=127.0.0.1:1".parse().unwrap()),
+                shard: Vec::new(),
+                all_shards: false,
+                identity_dir: Some(dir.path().to_owned()),
+                timeout: seconds.map(Duration::from_secs),
+            };
+            args.shards(&context).await.unwrap()
+        };
+        assert_eq!(shards(None).await.timeout(), TIMEOUT);
+        assert_eq!(shards(Some(2)).await.timeout(), Duration::from_secs(2));
+        assert_eq!(shards(Some(120)).await.timeout(), Duration::from_secs(120));
+        assert_eq!(shards(Some(120)).await.waiting(false).timeout(), Duration::from_secs(120));
+        assert_eq!(shards(Some(120)).await.waiting(true).timeout(), TIMEOUT);
+        assert_eq!(shards(Some(2)).await.waiting(true).timeout(), Duration::from_secs(2));
+    }
 }

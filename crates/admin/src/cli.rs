@@ -40,8 +40,9 @@ pub fn command() -> clap::Command {
 }
 
 fn run(words: Vec<OsString>) -> Exit {
-    let debug = words.iter().any(|word| word == "--debug");
-    match parse_and_run(words) {
+    // Until all is read, only the command line says it.
+    let mut debug = words.iter().any(|word| word == "--debug");
+    match parse_and_run(words, &mut debug) {
         Ok(exit) => exit,
         Err(failure) => {
             for line in failure.lines(debug) {
@@ -52,7 +53,7 @@ fn run(words: Vec<OsString>) -> Exit {
     }
 }
 
-fn parse_and_run(words: Vec<OsString>) -> Result<Exit, Failure> {
+fn parse_and_run(words: Vec<OsString>, debug: &mut bool) -> Result<Exit, Failure> {
     let file = defaults::read(&temp_dir_of(&words))?;
     let command = defaults::apply(command(), &defaults::Sources::new(&words, &file));
     let matches = match command.try_get_matches_from(words) {
@@ -71,6 +72,7 @@ fn parse_and_run(words: Vec<OsString>) -> Result<Exit, Failure> {
         }
     };
     let context = Context::new(&cli.root);
+    *debug = context.debug;
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
     let runtime = runtime.map_err(|error| Failure::failed("start the runtime").because(error))?;
     let ended = runtime.block_on(cli.command.run(&context, &matches));

@@ -11,6 +11,7 @@ mod defaults;
 
 pub mod drains;
 mod live;
+mod rehearse;
 pub mod shards;
 pub mod wait;
 

@@ -3,6 +3,7 @@
 //! `routes` is the one table of what can be asked; `door` is the way of every request; the rest is what they need.
 
 mod ask;
+mod audit;
 mod auth;
 mod door;
 mod handle;
@@ -19,7 +20,7 @@ mod stall;
 mod tokens;
 
 #[cfg(test)]
-mod tests;
+pub(crate) mod tests;
 
 use std::{
     net::{IpAddr, SocketAddr},
@@ -75,7 +76,7 @@ pub struct ServeArgs {
     /// Private key for TLS
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     tls_key: Option<PathBuf>,
-    /// CA whose client certificates are let in without a token
+    /// CA whose client certificates are let in without a token; of the cluster's own only those of operators of our tenant
     #[arg(long, value_name = "FILE", requires = "tls_cert")]
     client_ca: Option<PathBuf>,
     /// Another name under which this server may be called; repeatable
@@ -111,6 +112,8 @@ pub(crate) struct App {
     /// Tells ids of this process from those of others.
     life: String,
     stop: CancellationToken,
+    /// Where changes come to their end, whether their callers wait for it or not.
+    tasks: Tasks,
 }
 
 impl App {
@@ -132,6 +135,7 @@ impl App {
             life: hex(&entropy, 6),
             entropy: Arc::new(entropy),
             stop: tasks.token().clone(),
+            tasks: tasks.clone(),
         }
     }
 

@@ -15,13 +15,15 @@ use std::{
     time::Duration,
 };
 
-use futures::future::join_all;
+use futures::{StreamExt as _, future::join_all, stream::FuturesUnordered};
 use nstance_identity::link::Address;
 use nstance_proto::{
     refusal::{problems_of, reason_of},
     v1::Problem,
 };
 use tonic::{Code, Status};
+
+use crate::args::TIMEOUT;
 
 pub use self::{
     client::{Client, N_REPLAYED, wire_duration},
@@ -82,11 +84,23 @@ pub struct ShardError {
     pub message: String,
     /// Everything that is wrong with a bad input.
     pub problems: Vec<Problem>,
+    /// By which the server's log names the request; empty if none was reached.
+    pub request_id: Box<str>,
 }
+
+/// Metadata of every answer.
+const REQUEST_ID: &str = "nstance-request-id";
 
 impl ShardError {
     pub fn new(shard: &str, code: Code, message: impl Into<String>) -> Self {
-        Self { shard: shard.to_owned(), code, reason: String::new(), message: message.into(), problems: Vec::new() }
+        Self {
+            shard: shard.to_owned(),
+            code,
+            reason: String::new(),
+            message: message.into(),
+            problems: Vec::new(),
+            request_id: Box::default(),
+        }
     }
 
     #[must_use]
@@ -102,6 +116,7 @@ impl ShardError {
             reason: reason_of(status).unwrap_or_default(),
             message: status.message().to_owned(),
             problems: problems_of(status),
+            request_id: status.metadata().get(REQUEST_ID).and_then(|it| it.to_str().ok()).unwrap_or_default().into(),
         }
     }
 
@@ -112,6 +127,14 @@ impl ShardError {
             Code::PermissionDenied => "use an operator's identity: --identity-dir",
             Code::Unavailable => "nstance-admin check --only shards",
             Code::DeadlineExceeded => "a longer --timeout, or nstance-admin check --only shards",
+            Code::NotFound if self.message.contains("no instance") => {
+                "nstance-admin instance list --deleted; those that are long gone are not kept"
+            }
+            Code::NotFound if self.message.contains("no group") => "nstance-admin group list",
+            Code::AlreadyExists => "nstance-admin group list -o wide, which shows what is there and its version",
+            Code::Aborted if self.reason == "ETAG_MISMATCH" => {
+                "nstance-admin group list -o wide, which shows the version that --etag wants now"
+            }
             _ => return None,
         };
         Some(text.to_owned())
@@ -160,6 +183,15 @@ impl Shards {
 
     pub fn timeout(&self) -> Duration {
         self.timeout
+    }
+
+    /// With `--wait` the timeout is how long one follows; a single question has the usual time all the same.
+    #[must_use]
+    pub fn waiting(mut self, waits: bool) -> Self {
+        if waits {
+            self.timeout = self.timeout.min(TIMEOUT);
+        }
+        self
     }
 
     pub fn identity(&self) -> &Identity {
@@ -219,33 +251,37 @@ impl Shards {
     where
         F: Future<Output = Result<T, Status>>,
     {
-        let ask = &ask;
-        let asked = join_all(self.targets.iter().map(|target| async move {
-            let answer = async {
-                let client = self.connect(target).await?;
-                let asked = match ask(client).await {
-                    // All calls may be repeated: they name an end state, or carry an id of their own.
-                    Err(status) if self.is_dead(target, &status) => ask(self.connect(target).await?).await,
-                    asked => asked,
-                };
-                asked.map_err(|status| ShardError::of(&target.shard, &status))
-            };
-            let late = |_| {
-                let message = format!("no answer within {} s", self.timeout.as_secs_f64());
-                ShardError::new(&target.shard, Code::DeadlineExceeded, message)
-            };
-            let answer = tokio::time::timeout(self.timeout, answer).await.map_err(late).flatten();
-            (target.shard.clone(), answer)
-        }))
-        .await;
+        let asked = join_all(self.targets.iter().map(|target| self.one(target, &ask))).await;
         let mut answers = Answers { ok: Vec::new(), errors: Vec::new() };
-        for (shard, answer) in asked {
+        for answer in asked {
             match answer {
-                Ok(answer) => answers.ok.push((shard, answer)),
+                Ok(answer) => answers.ok.push(answer),
                 Err(error) => answers.errors.push(error),
             }
         }
         answers
+    }
+
+    /// Asks one shard, within the timeout.
+    async fn one<T, F>(&self, target: &Target, ask: &impl Fn(Client) -> F) -> Result<(String, T), ShardError>
+    where
+        F: Future<Output = Result<T, Status>>,
+    {
+        let answer = async {
+            let client = self.connect(target).await?;
+            let asked = match ask(client).await {
+                // All calls may be repeated: they name an end state, or carry an id of their own.
+                Err(status) if self.is_dead(target, &status) => ask(self.connect(target).await?).await,
+                asked => asked,
+            };
+            asked.map_err(|status| ShardError::of(&target.shard, &status))
+        };
+        let late = |_| {
+            let message = format!("no answer within {} s", self.timeout.as_secs_f64());
+            ShardError::new(&target.shard, Code::DeadlineExceeded, message)
+        };
+        let answer = tokio::time::timeout(self.timeout, answer).await.map_err(late).flatten();
+        answer.map(|answer| (target.shard.clone(), answer))
     }
 
     /// Asks all shards for an object that only one of them has, and says which. "Not found" is said only if every shard
@@ -254,12 +290,15 @@ impl Shards {
     where
         F: Future<Output = Result<T, Status>>,
     {
-        let answers = self.each(ask).await;
-        if let Some(found) = answers.ok.into_iter().next() {
-            return Ok(found);
+        let mut asked = Vec::new();
+        for target in &self.targets {
+            asked.push(self.one(target, &ask));
         }
-        let (absent, failed): (Vec<_>, Vec<_>) =
-            answers.errors.into_iter().partition(|error| error.code == Code::NotFound);
+        let errors = match first(asked).await {
+            Ok(found) => return Ok(found),
+            Err(errors) => errors,
+        };
+        let (absent, failed): (Vec<_>, Vec<_>) = errors.into_iter().partition(|error| error.code == Code::NotFound);
         if failed.is_empty() {
             let asked: Vec<&str> = absent.iter().map(|it| it.shard.as_str()).collect();
             let message = format!("there is no {what}");
@@ -269,9 +308,40 @@ impl Shards {
     }
 }
 
+/// The first that succeeds, whoever else is still asked; else all errors, in the order of those who were asked.
+async fn first<T, E>(asked: Vec<impl Future<Output = Result<T, E>>>) -> Result<T, Vec<E>> {
+    let answers = FuturesUnordered::new();
+    for (at, answer) in asked.into_iter().enumerate() {
+        answers.push(async move { (at, answer.await) });
+    }
+    let mut answers = std::pin::pin!(answers);
+    let mut errors = BTreeMap::new();
+    while let Some((at, answer)) = answers.next().await {
+        match answer {
+            Ok(found) => return Ok(found),
+            Err(error) => errors.insert(at, error),
+        };
+    }
+    Err(errors.into_values().collect())
+}
+
 #[cfg(test)]
 mod tests {
+    use futures::FutureExt as _;
+
     use super::*;
+
+    #[tokio::test]
+    async fn whoever_has_it_is_enough_and_nobody_else_is_waited_for() {
+        let answer = |answer: Option<Result<u8, &'static str>>| match answer {
+            Some(answer) => std::future::ready(answer).boxed(),
+            None => std::future::pending().boxed(),
+        };
+        assert_eq!(first([None, Some(Err("no")), Some(Ok(7))].map(answer).into()).await, Ok(7));
+        assert_eq!(first([Some(Err("one")), Some(Err("two"))].map(answer).into()).await, Err(vec!["one", "two"]));
+        let undecided = first([None, Some(Err("no"))].map(answer).into());
+        assert!(undecided.now_or_never().is_none(), "absence is proven by all");
+    }
 
     #[test]
     fn servers_are_parsed_and_shown_alike() {
@@ -290,5 +360,29 @@ mod tests {
             let error = text.parse::<Targets>().unwrap_err();
             assert!(error.contains(part), "{text}: {error}");
         }
+    }
+
+    #[test]
+    fn what_can_be_done_about_a_refusal_is_said() {
+        let next = |code: Code, reason: &str, message: &str| {
+            ShardError::new("dev-1", code, message).with_reason(reason).next().unwrap_or_default()
+        };
+        assert_eq!(next(Code::NotFound, "NOT_FOUND", "there is no group instance-1"), "nstance-admin group list");
+        assert!(
+            next(Code::NotFound, "", "there is no instance x").starts_with("nstance-admin instance list --deleted")
+        );
+        assert!(
+            next(Code::AlreadyExists, "", "group web exists already").starts_with("nstance-admin group list -o wide")
+        );
+        assert!(next(Code::Aborted, "ETAG_MISMATCH", "group web is at 2-1").contains("--etag"));
+        assert_eq!(next(Code::Aborted, "", "try again"), "");
+    }
+
+    #[test]
+    fn a_refusal_carries_the_id_by_which_the_server_logs_it() {
+        let mut status = Status::new(Code::Internal, "no");
+        assert_eq!(&*ShardError::of("dev-1", &status).request_id, "");
+        status.metadata_mut().insert(REQUEST_ID, "5f0c".parse().unwrap());
+        assert_eq!(&*ShardError::of("dev-1", &status).request_id, "5f0c");
     }
 }

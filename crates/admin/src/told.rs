@@ -23,7 +23,7 @@ pub fn lost(context: &Context, errors: &[ShardError]) -> Exit {
 }
 
 pub fn refusals(context: &Context, errors: &[ShardError]) {
-    for line in lines(errors) {
+    for line in lines(errors, context.debug) {
         context.output.note(&line);
     }
 }
@@ -33,7 +33,7 @@ pub fn documents(errors: &[ShardError]) -> Vec<Value> {
     errors.iter().map(view::error).collect()
 }
 
-fn lines(errors: &[ShardError]) -> Vec<String> {
+fn lines(errors: &[ShardError], debug: bool) -> Vec<String> {
     let (mut lines, mut nexts) = (Vec::new(), Vec::new());
     for error in errors {
         match error.problems.as_slice() {
@@ -44,6 +44,9 @@ fn lines(errors: &[ShardError]) -> Vec<String> {
                 lines.push(format!("error: {}: {} problems", error.shard, all.len()));
                 lines.extend(all.iter().map(|it| format!("  {}", problem(it))));
             }
+        }
+        if debug && !error.request_id.is_empty() {
+            lines.push(format!("  request id: {}", error.request_id));
         }
         nexts.extend(error.next().filter(|it| !nexts.contains(it)));
     }
@@ -74,8 +77,13 @@ mod tests {
         let mut one = ShardError::new("dev-0", Code::InvalidArgument, "a: is wrong");
         one.problems = vec![Problem { line: 2, column: 1, ..problem("a") }];
         let dead = |shard: &str| ShardError::new(shard, Code::Unavailable, "connection refused");
+        let logged = ShardError { request_id: "5f0c".into(), ..dead("dev-2") };
         assert_eq!(
-            lines(&[one, bad, dead("dev-2"), dead("dev-3")]),
+            lines(std::slice::from_ref(&logged), true)[..2],
+            ["error: dev-2: connection refused", "  request id: 5f0c"]
+        );
+        assert_eq!(
+            lines(&[one, bad, logged, dead("dev-3")], false),
             [
                 "error: dev-0: 2:1: a: is wrong",
                 "error: dev-1: 2 problems",

@@ -59,7 +59,8 @@ fn help_names_every_flag() {
                       Private key for TLS
 
                   --client-ca <FILE>
-                      CA whose client certificates are let in without a token
+                      CA whose client certificates are let in without a token; of the cluster's own only those
+                      of operators of our tenant
 
                   --allowed-host <HOST>
                       Another name under which this server may be called; repeatable
@@ -111,7 +112,7 @@ fn help_names_every_flag() {
                       [default: table]
 
                   --debug
-                      Show the whole chain of causes
+                      Show the whole chain of causes, and the ids of refused requests in the logs of servers
 
                   --no-color
                       No colours; also by NO_COLOR

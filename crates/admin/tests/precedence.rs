@@ -53,3 +53,23 @@ fn flags_of_one_source_that_exclude_each_other_are_refused() {
     assert_eq!(chosen("--shard dev-1 --all-shards", &[], ""), Err(64));
     assert_eq!(chosen("", &[("NSTANCE_SHARD", "dev-1"), ("NSTANCE_ALL_SHARDS", "true")], ""), Err(64));
 }
+
+/// What a command that has no identity says, cause and all.
+fn refused(words: &[&str], variables: &[(&str, &str)], file: &str) -> String {
+    let temp = TempDir::new().unwrap();
+    fs::write(temp.path().join("admin.yaml"), file).unwrap();
+    let mut command = Command::new(env!("CARGO_BIN_EXE_nstance-admin"));
+    command.env_clear().env("NSTANCE_TEMP_DIR", temp.path()).envs(variables.iter().copied());
+    let output = command.args(["group", "list", "--servers", "dev-1=127.0.0.1:1"]).args(words).output().unwrap();
+    assert_eq!(output.status.code(), Some(6));
+    String::from_utf8(output.stderr).unwrap()
+}
+
+#[test]
+fn causes_are_shown_one_by_one_wherever_debug_comes_from() {
+    assert!(!refused(&[], &[], "").contains("  cause: "));
+    assert!(refused(&["--debug"], &[], "").contains("  cause: "));
+    assert!(refused(&[], &[("NSTANCE_DEBUG", "true")], "").contains("  cause: "));
+    assert!(refused(&[], &[], "debug: true\n").contains("  cause: "));
+    assert!(!refused(&[], &[("NSTANCE_DEBUG", "false")], "debug: true\n").contains("  cause: "));
+}

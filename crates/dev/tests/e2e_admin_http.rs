@@ -233,21 +233,29 @@ fn find(dir: &Path, shard: &str) -> Option<PathBuf> {
 
 /// Updated 200, unchanged 304, mixed 207, invalid 400 with every problem.
 async fn configs_are_refreshed(env: &Env, served: &Served) {
-    let refresh = async |query: &str| {
-        let request = served.ask(Method::POST, &format!("/config/refresh?{query}")).json(&json!({}));
+    let ask = async |query: &str, body: Value| {
+        let request = served.ask(Method::POST, &format!("/config/refresh?{query}")).json(&body);
         let response = request.header("x-request-id", "refresh-of-the-test").send().await.unwrap();
         let etag = response.headers().get("etag").map(|it| it.to_str().unwrap().to_owned());
         let (status, document) = read(response).await;
         (status, document, etag)
     };
+    let refresh = async |query: &str| ask(query, json!({})).await;
+    let rehearse = async |query: &str| ask(query, json!({"dry_run": true})).await;
     let (status, document, etag) = refresh("shard=dev-1").await;
     assert_eq!((status, document), (304, Value::Null));
+    assert_eq!(rehearse("shard=dev-1").await.0, 304, "there is nothing that a refresh would change");
     assert!(etag.is_some_and(|it| it.starts_with('"') && it.ends_with('"')));
 
     let path = find(&env.dir(), "dev-1").expect("a config in the bucket");
     let before = fs::read_to_string(&path).unwrap();
     assert!(before.contains(r#""Greeting": "hello""#), "{before}");
     fs::write(&path, before.replace(r#""Greeting": "hello""#, r#""Greeting": "good day""#)).unwrap();
+    let (status, document, ..) = rehearse("all_shards=true").await;
+    assert_eq!(status, 200, "{document}");
+    let (would, stays) = (&document["shards"][0], &document["shards"][1]);
+    assert_eq!((&would["code"], &would["updated"], &stays["code"]), (&json!(200), &json!(false), &json!(304)));
+    assert_eq!(would["changed_groups"], json!(["test"]));
     let (status, document, ..) = refresh("all_shards=true").await;
     assert_eq!(status, 200, "{document}");
     let codes: Vec<_> = document["shards"].as_array().unwrap().iter().map(|it| (&it["shard"], &it["code"])).collect();
@@ -266,7 +274,7 @@ async fn configs_are_refreshed(env: &Env, served: &Served) {
     assert_eq!(refresh("shard=dev-1").await.0, 200);
     let is_audit =
         |it: &str| it.contains("audit") && it.contains("refresh-of-the-test") && it.contains("config_refresh");
-    served.until_logged(|log| log.lines().filter(|it| is_audit(it)).count() == 5).await;
+    served.until_logged(|log| log.lines().filter(|it| is_audit(it)).count() == 7).await;
 }
 
 /// Whatever is read after a change has the change in it, be it from the shard or from memory, while streams are behind.
@@ -321,8 +329,19 @@ async fn a_group_lives_and_goes(served: &Served) {
     };
     let (status, planned) = put(&etag, "&dry_run=true").await;
     assert_eq!((status, &planned["groups"][0]["plan"]["actions"][0]["kind"]), (200, &json!("Create")), "{planned}");
+    let (status, refused) = put("another", "&dry_run=true").await;
+    assert_eq!((status, &refused["code"]), (412, &json!("etag_mismatch")), "{refused}");
     assert_eq!(put(&etag, "").await.0, 200);
     assert_eq!(put(&etag, "").await.0, 412, "it has changed since");
+    let rehearse = async |group: &str, body: Value| {
+        served.send(Method::PUT, &format!("/api/v1/groups/{group}?shard=dev-1&dry_run=true"), body).await
+    };
+    let (status, refused) = rehearse("new", json!({"size": 1})).await;
+    assert_eq!((status, &refused["problems"][0]["path"]), (400, &json!("template")), "{refused}");
+    let (status, refused) = rehearse("new", json!({"template": "-moon"})).await;
+    assert_eq!((status, &refused["problems"][0]["path"]), (400, &json!("template")), "{refused}");
+    let (status, planned) = rehearse("new", json!({"template": "tst"})).await;
+    assert_eq!((status, &planned["groups"][0]["exists"]), (200, &json!(false)), "{planned}");
     let ready = |it: &Value| it["groups"][0]["ready_size"] == 1;
     served.until("/api/v1/groups/web", ready).await;
     let (_, listed) = served.get("/api/v1/instances?group=web&state=running").await;

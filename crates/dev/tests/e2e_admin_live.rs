@@ -139,6 +139,7 @@ async fn what_is_followed_over_http_goes_on_across_a_change_of_leaders() {
     assert_eq!(of_new, counted, "from its first word on");
     it_stops_when_told(served).await;
     the_screen_of_top_follows_and_is_given_back(&env).await;
+    whoever_waits_on_a_terminal_may_stop_watching(&env).await;
 }
 
 /// The cursor, and the screen that was there before.
@@ -173,4 +174,32 @@ async fn the_screen_of_top_follows_and_is_given_back(env: &Env) {
     assert_eq!(exit(&mut child).await.code(), Some(130));
     terminal.until_all("it is given back", |it| it.ends_with(LEAVE));
     assert!(!terminal.is_quiet());
+}
+
+/// Lines are drawn over, and an interrupt ends the watching, not the work.
+async fn whoever_waits_on_a_terminal_may_stop_watching(env: &Env) {
+    const DRAWN_OVER: &str = "\u{1b}[1A\u{1b}[J";
+    let start = |terminal: &Terminal, words: &str| {
+        let mut command = Command::new(DEV);
+        command.arg("admin").arg("--dir").arg(env.dir()).arg("--").args(words.split(' '));
+        command.env("TERM", "xterm").kill_on_drop(true);
+        terminal.run(command)
+    };
+    let terminal = Terminal::new(100, 30);
+    let mut child = start(&terminal, "group create slow --template tst --size 1 --drain-timeout 10m --wait");
+    assert_eq!(exit(&mut child).await.code(), Some(0));
+    terminal.until_all("one line that is drawn over", |all| all.contains(DRAWN_OVER) && all.contains("1/1 ready"));
+
+    // Nobody acknowledges the drain of its instance, for ten minutes.
+    let terminal = Terminal::new(100, 30);
+    let mut child = start(&terminal, "group delete slow --yes --wait");
+    terminal.until_all("it waits", |all| all.contains(DRAWN_OVER));
+    let pid = rustix::process::Pid::from_raw(i32::try_from(child.id().unwrap()).unwrap()).unwrap();
+    rustix::process::kill_process(pid, Signal::INT).unwrap();
+    assert_eq!(exit(&mut child).await.code(), Some(130));
+    terminal
+        .until_all("it is said what goes on", |all| all.contains("no longer watching; the work goes on in the server"));
+    let groups: Value = serde_json::from_str(&env.ok(&["admin", "group", "list", "-o", "json"]).await).unwrap();
+    let slow = groups["groups"].as_array().unwrap().iter().find(|it| it["group"] == "slow").unwrap();
+    assert_eq!(slow["deleting"], true, "{slow:#}");
 }

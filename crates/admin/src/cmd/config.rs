@@ -1,6 +1,7 @@
 //! `config`: what is in force in each shard, and what another one would change.
 
 mod candidate;
+pub(crate) mod changed;
 mod refresh;
 mod status;
 

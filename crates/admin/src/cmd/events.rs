@@ -21,7 +21,7 @@ use crate::{
     exit::Exit,
     failure::Failure,
     output::{Format, Shown, Table},
-    shards::{Answers, Shards},
+    shards::{Answers, ShardError, Shards},
     told, view, words,
 };
 
@@ -111,35 +111,43 @@ fn show(context: &Context, answers: &Answers<Vec<Event>>) {
     });
 }
 
-/// Until somebody stops it. A shard that cannot be reached is said to be, and waited for.
+/// Until somebody stops it, or every shard has refused. A shard that cannot be reached is said to be, and waited for.
 async fn follow_all(
     context: &Context,
     shards: &Shards,
     request: &WatchEventsRequest,
     since: Option<Timestamp>,
 ) -> Result<Exit, Failure> {
-    let (sender, mut told) = mpsc::channel(QUEUE);
+    let (sender, told) = mpsc::channel(QUEUE);
     let streams = shards.targets().iter().map(|it| follow(shards, it, request, since.is_some(), sender.clone()));
-    let mut following = Box::pin(futures::future::join_all(streams));
+    let following = futures::future::join_all(streams.collect::<Vec<_>>());
+    // What the streams hold is all there is: once they have ended, nothing more is told.
+    drop(sender);
     let mut stop = StopSignals::listen().map_err(|error| Failure::failed("listen for signals").because(error))?;
-    loop {
-        let one = tokio::select! {
-            biased;
-            _ = stop.next() => return Ok(Exit::Interrupted),
-            Some(one) = told.recv() => one,
-            // They end only when they were refused for good.
-            _ = &mut following => return Ok(Exit::Failed),
-        };
-        match one {
-            Told::Event { shard, event } if is_since(&event, since) => item(context, &shard, &event),
-            Told::Event { .. } => {}
-            Told::Note { shard, text } => context.output.note(&format!("note: {shard}: {text}")),
-            Told::Refused(error) => {
-                told::refusals(context, std::slice::from_ref(&error));
-                return Ok(Exit::of(error.code));
-            }
-        }
+    let telling = tell(told, |one| match one {
+        Told::Event { shard, event } if is_since(&event, since) => item(context, &shard, &event),
+        Told::Event { .. } => {}
+        Told::Note { shard, text } => context.output.note(&format!("note: {shard}: {text}")),
+        Told::Refused(error) => told::refusals(context, std::slice::from_ref(&error)),
+    });
+    tokio::select! {
+        biased;
+        _ = stop.next() => Ok(Exit::Interrupted),
+        (refused, _) = futures::future::join(telling, following) => Ok(Exit::of_shards(0, &refused)),
     }
+}
+
+/// Tells everything until every stream has ended, and answers which shards refused. One that does is of no concern to
+/// the others.
+async fn tell(mut told: mpsc::Receiver<Told>, mut say: impl FnMut(Told)) -> Vec<ShardError> {
+    let mut refused = Vec::new();
+    while let Some(one) = told.recv().await {
+        if let Told::Refused(error) = &one {
+            refused.push(error.clone());
+        }
+        say(one);
+    }
+    refused
 }
 
 fn item(context: &Context, shard: &str, event: &Event) {
@@ -158,4 +166,33 @@ fn line(shard: &str, it: &Event) -> String {
     let of = [it.group.as_str(), &it.instance_id].into_iter().filter(|it| !it.is_empty()).collect::<Vec<_>>().join("/");
     let of = if of.is_empty() { "-".to_owned() } else { of };
     format!("{at}  {:<7}  {shard}  {of}  {}  {}", view::severity(it.severity()), it.reason, it.message)
+}
+
+#[cfg(test)]
+mod tests {
+    use tonic::Code;
+
+    use super::*;
+
+    #[tokio::test]
+    async fn a_shard_that_refuses_does_not_end_the_others() {
+        let (sender, receiver) = mpsc::channel(QUEUE);
+        let refused = |shard: &str| Told::Refused(ShardError::new(shard, Code::PermissionDenied, "not you"));
+        sender.send(refused("dev-1")).await.unwrap();
+        let event = Box::new(Event { reason: "GroupChanged".into(), ..Event::default() });
+        sender.send(Told::Event { shard: "dev-2".into(), event }).await.unwrap();
+        sender.send(refused("dev-2")).await.unwrap();
+        drop(sender);
+        let mut said = Vec::new();
+        let refusals = tell(receiver, |one| {
+            said.push(match one {
+                Told::Event { shard, event } => format!("{shard}: {}", event.reason),
+                Told::Note { shard, text } => format!("{shard}: {text}"),
+                Told::Refused(error) => error.to_string(),
+            });
+        });
+        let refusals = refusals.await;
+        assert_eq!(said, ["dev-1: not you", "dev-2: GroupChanged", "dev-2: not you"]);
+        assert_eq!(Exit::of_shards(0, &refusals), Exit::Denied);
+    }
 }

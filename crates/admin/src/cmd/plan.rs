@@ -5,14 +5,15 @@ use std::{collections::BTreeMap, path::PathBuf};
 use clap::Args;
 use nstance_proto::v1::{PlanRequest, PlanResponse};
 use serde_json::json;
+use tonic::Code;
 
 use crate::{
     args::{Context, ShardArgs, pair},
-    cmd::config,
+    cmd::config::{self, changed::Changed},
     exit::Exit,
     failure::Failure,
     output::{Shown, Table},
-    shards::{Answers, Shards},
+    shards::{Answers, ShardError, Shards},
     told, view,
 };
 
@@ -47,7 +48,21 @@ pub async fn run(context: &Context, args: PlanArgs) -> Result<Exit, Failure> {
         PlanRequest { group: args.group.unwrap_or_default(), sizes: args.size.into_iter().collect(), candidate_config };
     let request = &request;
     let answers = ask(&shards, |_| request.clone()).await;
-    Ok(tell(context, answers))
+    match of_those_that_have_it(answers, &request.group) {
+        Ok(answers) => Ok(tell(context, answers)),
+        Err(absent) => Ok(told::lost(context, &[absent])),
+    }
+}
+
+/// A group need not be in every shard: one that has it not has nothing to say. If it is nowhere, that is said once.
+fn of_those_that_have_it<T>(mut answers: Answers<T>, group: &str) -> Result<Answers<T>, ShardError> {
+    let is_absent = |it: &ShardError| !group.is_empty() && it.code == Code::NotFound;
+    if answers.ok.is_empty() && !answers.errors.is_empty() && answers.errors.iter().all(is_absent) {
+        let asked: Vec<&str> = answers.errors.iter().map(|it| it.shard.as_str()).collect();
+        return Err(ShardError::new(&asked.join(", "), Code::NotFound, format!("there is no group {group}")));
+    }
+    answers.errors.retain(|it| !is_absent(it));
+    Ok(answers)
 }
 
 /// The plan of one group under other sizes, which may differ from shard to shard. A shard without any is not asked.
@@ -75,20 +90,42 @@ pub(super) async fn ask(shards: &Shards, request: impl Fn(&str) -> PlanRequest) 
 
 /// Shows all plans. Without a refusal the exit says whether there is something to do.
 pub(super) fn tell(context: &Context, answers: Answers<PlanResponse>) -> Exit {
-    context.output.show(&shown(&answers));
+    finish(context, &answers, shown(&answers, "nothing to do"), false)
+}
+
+/// The same with the groups that another config changes, by shard, be there something to do for it or not.
+pub(super) fn tell_diff(
+    context: &Context,
+    answers: &Answers<PlanResponse>,
+    groups: &BTreeMap<String, Vec<Changed>>,
+) -> Exit {
+    let changes = groups.values().any(|it| !it.is_empty());
+    let mut shown = shown(answers, if changes { "nothing to do but to tell machines" } else { "nothing to do" });
+    for (shard, changed) in groups {
+        changed.iter().for_each(|it| shown.table.note(it.line(shard)));
+    }
+    for plan in shown.document["plans"].as_array_mut().into_iter().flatten() {
+        let changed = plan["shard"].as_str().and_then(|it| groups.get(it)).map(Vec::as_slice).unwrap_or_default();
+        plan["changed_groups"] = changed.iter().map(Changed::document).collect();
+    }
+    finish(context, answers, shown, changes)
+}
+
+fn finish(context: &Context, answers: &Answers<PlanResponse>, shown: Shown, changes: bool) -> Exit {
+    context.output.show(&shown);
     for (shard, plan) in &answers.ok {
         if !plan.complete {
             context.output.note(&format!("note: {shard} does not know everything yet; this plan may change"));
         }
     }
-    let changes = answers.ok.iter().any(|(_, plan)| !plan.actions.is_empty());
-    match told::ended(context, &answers) {
+    let changes = changes || answers.ok.iter().any(|(_, plan)| !plan.actions.is_empty());
+    match told::ended(context, answers) {
         Exit::Done if changes => Exit::Changes,
         exit => exit,
     }
 }
 
-fn shown(answers: &Answers<PlanResponse>) -> Shown {
+fn shown(answers: &Answers<PlanResponse>, nothing: &str) -> Shown {
     let mut table = Table::new(&["ACTION", "GROUP", "SHARD", "INSTANCE", "REASON", "+DETAIL"]);
     for (shard, plan) in &answers.ok {
         for it in &plan.actions {
@@ -100,7 +137,7 @@ fn shown(answers: &Answers<PlanResponse>) -> Shown {
     }
     if table.is_empty() {
         table = Table::default();
-        table.note("nothing to do");
+        table.note(nothing);
     }
     for (shard, plan) in &answers.ok {
         for it in &plan.holds {
@@ -115,5 +152,28 @@ fn shown(answers: &Answers<PlanResponse>) -> Shown {
         }),
         table,
         names: answers.ok.iter().flat_map(|(_, plan)| &plan.actions).map(|it| it.kind.clone()).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_group_need_not_be_in_every_shard() {
+        let error = |shard: &str, code: Code| ShardError::new(shard, code, "no");
+        let left = |ok: &[&str], errors: Vec<ShardError>, group: &str| {
+            let ok = ok.iter().map(|it| ((*it).to_owned(), ())).collect();
+            let kept = of_those_that_have_it(Answers { ok, errors }, group).map_err(|it| it.to_string())?;
+            Ok(Exit::of_shards(kept.ok.len(), &kept.errors))
+        };
+        let absent = |shard: &str| error(shard, Code::NotFound);
+        assert_eq!(left(&["dev-1"], vec![absent("dev-2")], "web"), Ok(Exit::Done));
+        let lost = || error("dev-3", Code::Unavailable);
+        assert_eq!(left(&["dev-1"], vec![absent("dev-2"), lost()], "web"), Ok(Exit::Partly));
+        assert_eq!(left(&[], vec![absent("dev-2"), lost()], "web"), Ok(Exit::Failed), "nobody has proved it");
+        let nowhere = Err("dev-1, dev-2: there is no group web".to_owned());
+        assert_eq!(left(&[], vec![absent("dev-1"), absent("dev-2")], "web"), nowhere);
+        assert_eq!(left(&["dev-1"], vec![absent("dev-2")], ""), Ok(Exit::Partly), "what is absent was not a group");
     }
 }

@@ -8,6 +8,7 @@ use crate::{
     exit::Exit,
     failure::Failure,
     output::{Shown, Table},
+    shards::Answers,
     view,
 };
 
@@ -25,8 +26,18 @@ pub(super) async fn run(context: &Context, args: VersionArgs) -> Result<Exit, Fa
     table.row(["nstance-admin", OURS]);
     let (mut servers, mut errors) = (Vec::new(), Vec::new());
     if args.shards.servers.is_some() {
-        let shards = args.shards.shards(context).await?;
-        let answers = shards.each(|mut client| async move { client.config().await }).await;
+        let answers = match args.shards.shards(context).await {
+            Ok(shards) => shards.each(|mut client| async move { client.config().await }).await,
+            Err(failure) if failure.exit == Exit::Usage => return Err(failure),
+            // Whoever has no identity yet may want to know what to ask for help with.
+            Err(failure) => {
+                for line in failure.lines(context.debug) {
+                    let what = line.strip_prefix("error: ").map(|it| format!("note: servers were not asked: {it}"));
+                    context.output.note(&what.unwrap_or(line));
+                }
+                Answers { ok: Vec::new(), errors: Vec::new() }
+            }
+        };
         for (shard, it) in &answers.ok {
             table.row([format!("{shard} ({})", it.leader_id), it.server_version.clone()]);
             servers.push(json!({"shard": shard, "leader": it.leader_id, "version": it.server_version}));

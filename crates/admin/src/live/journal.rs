@@ -87,11 +87,9 @@ impl Journal {
     /// At most `max` of the entries after this number.
     pub(super) fn after(&self, number: u64, max: usize) -> Result<Vec<Arc<Entry>>, Behind> {
         let first = self.entries.front().map_or(self.last + 1, |it| it.number);
-        // A number that was never given is one of another life.
-        if number + 1 < first || self.last < number {
-            return Err(Behind);
-        }
-        let skipped = usize::try_from(number + 1 - first).unwrap_or(usize::MAX);
+        // A number that was never given is one of another life. It comes from the reader and may be any.
+        let next = number.checked_add(1).filter(|next| first <= *next && number <= self.last).ok_or(Behind)?;
+        let skipped = usize::try_from(next - first).unwrap_or(usize::MAX);
         Ok(self.entries.iter().skip(skipped).take(max).cloned().collect())
     }
 }
@@ -113,6 +111,7 @@ mod tests {
         let mut journal = Journal::default();
         assert_eq!(numbers(&journal, 0, 9), Ok(vec![]));
         assert_eq!(numbers(&journal, 1, 9), Err(Behind), "there was no such number");
+        assert_eq!(numbers(&journal, u64::MAX, 9), Err(Behind), "nor one after it");
         for _ in 0..MAX_ENTRIES + 2 {
             gone(&mut journal, "web");
         }

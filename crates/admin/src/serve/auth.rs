@@ -10,9 +10,11 @@ use std::{
 
 use http::{HeaderMap, StatusCode, header};
 use nstance_core::{ports::clock::Entropy, time::Mono};
+use nstance_identity::peer::{Peer, PeerName};
 use ring::hmac;
 
 use super::{reply::Trouble, route::Access};
+use crate::shards::Identity;
 
 /// Who calls, as the audit log names them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -33,6 +35,41 @@ impl fmt::Display for Caller {
             Self::Certificate(fingerprint) => write!(f, "certificate:{fingerprint}"),
             Self::Anybody => f.write_str("anybody"),
         }
+    }
+}
+
+/// A certificate that `--client-ca` vouches for.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Certificate {
+    /// The first bytes of it.
+    pub fingerprint: String,
+    /// Why it is not good enough.
+    pub refused: Option<String>,
+}
+
+impl Certificate {
+    /// The cluster's own CA makes certificates for machines, servers and services, too, and for operators of all tenants.
+    /// Of those only an operator of our tenant may do what we may. Whom another CA vouches for was for whoever named it
+    /// to say.
+    pub(super) fn of(leaf: &[u8], ours: &Identity) -> Self {
+        let digest = ring::digest::digest(&ring::digest::SHA256, leaf);
+        let fingerprint = data_encoding::HEXLOWER.encode(&digest.as_ref()[..8]);
+        let refused = match Peer::from_der(leaf) {
+            Ok(peer) => match &peer.name {
+                PeerName::Operator { tenant, .. } if ours.tenant().as_ref() == Some(tenant) => None,
+                PeerName::Operator { tenant, .. } => {
+                    Some(format!("the certificate of operator {} is of tenant {tenant}", peer.common_name()))
+                }
+                PeerName::Agent { .. } | PeerName::Server { .. } => {
+                    Some(format!("the certificate of {} is no operator's", peer.common_name()))
+                }
+            },
+            Err(_) if ours.bundle().signed(leaf) => {
+                Some("the certificate is one that the cluster made for a service, and no operator's".to_owned())
+            }
+            Err(_) => None,
+        };
+        Self { fingerprint, refused }
     }
 }
 
@@ -88,7 +125,7 @@ impl Auth {
     pub(super) fn caller(
         &self,
         headers: &HeaderMap,
-        certificate: Option<&str>,
+        certificate: Option<&Certificate>,
         from: IpAddr,
         now: Mono,
     ) -> Result<Caller, Trouble> {
@@ -98,7 +135,11 @@ impl Auth {
         let Some(value) = headers.get(header::AUTHORIZATION) else {
             let missing = || Trouble::new(StatusCode::UNAUTHORIZED, "unauthenticated", "no credentials were sent");
             return match certificate {
-                Some(fingerprint) => Ok(Caller::Certificate(fingerprint.to_owned())),
+                Some(Certificate { fingerprint, refused: None }) => Ok(Caller::Certificate(fingerprint.clone())),
+                Some(Certificate { refused: Some(why), .. }) => {
+                    Err(Trouble::new(StatusCode::FORBIDDEN, "wrong_certificate", why.as_str())
+                        .hint("show an operator's certificate of this tenant, or send Authorization: Bearer TOKEN"))
+                }
                 None => Err(missing().hint("send the header Authorization: Bearer TOKEN")),
             };
         };

@@ -9,15 +9,18 @@ use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, Status
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
 use nstance_rt::entropy::hex;
 use serde_json::Value;
+use tokio::sync::oneshot;
 
 use super::{
     App,
-    auth::{Caller, check_origin},
+    audit::{Audit, wish},
+    auth::{Caller, Certificate, check_origin},
     handle::looked_at,
     reply::{Content, Reply, Trouble, problem, quoted},
     route::{Access, Call, Param, Place, Route},
     schema::misfits,
 };
+use crate::shards::Shards;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -31,32 +34,26 @@ const REQUEST_LIMIT: Duration = Duration::from_secs(60);
 #[derive(Debug, Clone)]
 pub(super) struct Peer {
     pub address: IpAddr,
-    /// The fingerprint of a certificate that was verified.
-    pub certificate: Option<String>,
+    /// One that was verified.
+    pub certificate: Option<Certificate>,
 }
 
 /// Answers a request, whatever it is.
 pub(super) async fn answer(app: Arc<App>, peer: Peer, mut request: Request<Body>) -> Response<Body> {
     let request_id = request_id(&app, request.headers());
-    let (method, asked) = (request.method().clone(), request.uri().path_and_query().map(ToString::to_string));
+    let method = request.method().clone();
     // A HEAD is a GET whose body the connection leaves out.
     if request.method() == Method::HEAD {
         *request.method_mut() = Method::GET;
     }
     let conditional = request.headers().get(header::IF_NONE_MATCH).cloned();
-    let mut seen = Seen { route: None, caller: None };
-    let reply = match pass(&app, &peer, request, &request_id, &mut seen).await {
+    let mut route = None;
+    let reply = match pass(&app, &peer, request, &request_id, &mut route).await {
         Ok(reply) => reply,
         Err(trouble) => trouble.into_reply(&request_id),
     };
     let reply = if matches!(method, Method::GET | Method::HEAD) { conditional_get(reply, conditional) } else { reply };
-    let route = seen.route.map(|at| &app.routes[at]);
-    app.metrics.count(&method, route.map_or("", |it| it.path), reply.status);
-    if let (Some(Route { access: Access::Change, id, .. }), Some(caller)) = (route, &seen.caller) {
-        let (status, address) = (reply.status.as_u16(), peer.address);
-        let asked = asked.unwrap_or_default();
-        tracing::info!(audit = true, who = %caller, what = %id, %asked, %address, status, %request_id, "change asked for");
-    }
+    app.metrics.count(&method, route.map_or("", |at: usize| app.routes[at].path), reply.status);
     let mut response = reply.into_response();
     for (name, value) in HEADERS {
         response.headers_mut().insert(name, HeaderValue::from_static(value));
@@ -81,18 +78,12 @@ const HEADERS: [(HeaderName, &str); 7] = [
     (HeaderName::from_static("cross-origin-opener-policy"), "same-origin"),
 ];
 
-/// What was found out on the way, for the log.
-struct Seen {
-    route: Option<usize>,
-    caller: Option<Caller>,
-}
-
 async fn pass(
     app: &Arc<App>,
     peer: &Peer,
     request: Request<Body>,
     request_id: &str,
-    seen: &mut Seen,
+    found_route: &mut Option<usize>,
 ) -> Result<Reply, Trouble> {
     let (head, body) = request.into_parts();
     let host = head.headers.get(header::HOST).and_then(|it| it.to_str().ok());
@@ -107,22 +98,59 @@ async fn pass(
     found.sort_by_key(|(_, captures)| captures.len());
     let chosen = found.iter().position(|(at, _)| app.routes[*at].method == head.method).map(|at| found.swap_remove(at));
     let open = chosen.as_ref().is_some_and(|(at, _)| app.routes[*at].access == Access::Open);
-    seen.route = chosen.as_ref().map(|(at, _)| *at);
+    *found_route = chosen.as_ref().map(|(at, _)| *at);
+    let from = app.address(peer, &head.headers);
     let caller = if open {
         Caller::Anybody
     } else {
-        let from = app.address(peer, &head.headers);
-        app.auth.caller(&head.headers, peer.certificate.as_deref(), from, app.clock.monotonic())?
+        app.auth.caller(&head.headers, peer.certificate.as_ref(), from, app.clock.monotonic())?
     };
-    seen.caller = Some(caller.clone());
     let Some((at, captures)) = chosen else {
         return Err(nowhere(app, path, &found.iter().map(|(at, _)| *at).collect::<Vec<_>>()));
     };
     let route = &app.routes[at];
-    app.auth.allow(&caller, route.access)?;
-    if route.access == Access::Change {
-        check_origin(&head.headers, authority)?;
+    if route.access != Access::Change {
+        app.auth.allow(&caller, route.access)?;
+        let call = call(app, route, &captures, &head, body).await?;
+        return handled(app, at, call, request_id).await;
     }
+    let mut audit = Audit {
+        who: caller.to_string(),
+        what: route.id,
+        asked: head.uri.path_and_query().map(ToString::to_string).unwrap_or_default(),
+        wish: String::new(),
+        address: from,
+        request_id: request_id.to_owned(),
+        status: None,
+    };
+    let admitted = async {
+        app.auth.allow(&caller, route.access)?;
+        check_origin(&head.headers, authority)?;
+        let call = call(app, route, &captures, &head, body).await?;
+        let shards = looked_at(app, &call)?;
+        Ok((call, shards))
+    };
+    match admitted.await {
+        Ok((call, shards)) => {
+            audit.wish = wish(&call);
+            change(app, at, call, &shards, audit).await
+        }
+        Err(trouble) => {
+            let trouble: Trouble = trouble;
+            audit.done(trouble.status);
+            Err(trouble)
+        }
+    }
+}
+
+/// A request in the form that its route wants.
+async fn call(
+    app: &App,
+    route: &Route,
+    captures: &[(&'static str, String)],
+    head: &http::request::Parts,
+    body: Body,
+) -> Result<Call, Trouble> {
     let body = match &route.body {
         None => Value::Null,
         Some(_) => json_body(&head.headers, body).await?,
@@ -133,7 +161,7 @@ async fn pass(
         problems.push(problem("", "the query cannot be read"));
         Vec::new()
     });
-    let params = parameters(route, &captures, &query, &head.headers, &mut problems);
+    let params = parameters(route, captures, &query, &head.headers, &mut problems);
     if let Some(schema) = &route.body {
         let found = misfits(schema, &app.schemas, &body);
         problems.extend(found.iter().map(|it| problem(&it.path, &it.message)));
@@ -142,16 +170,32 @@ async fn pass(
         return Err(Trouble::bad_request(problems));
     }
     let accept = head.headers.get(header::ACCEPT).and_then(|it| it.to_str().ok()).unwrap_or_default().to_owned();
-    let call = Call { params, body, accept };
+    Ok(Call { params, body, accept })
+}
+
+/// Comes to its end, and into the audit log, also if the caller hangs up: what was sent to a shard is done all the same.
+async fn change(app: &Arc<App>, at: usize, call: Call, shards: &Shards, audit: Audit) -> Result<Reply, Trouble> {
+    let (answer, answered) = oneshot::channel();
     // Counted when it is over, and before anybody is told so.
-    let writing = match route.access {
-        Access::Change => Some(app.live.writing(&looked_at(app, &call)?)),
-        Access::Open | Access::Read => None,
-    };
+    let writing = app.live.writing(shards);
+    let own = app.clone();
+    app.tasks.spawn("change", async move {
+        let done = handled(&own, at, call, &audit.request_id).await;
+        drop(writing);
+        audit.done(done.as_ref().map_or_else(|trouble| trouble.status, |reply| reply.status));
+        // Nobody may be there any more to be told.
+        let _ = answer.send(done);
+    });
+    answered.await.unwrap_or_else(|_| {
+        let message = "this server stopped before it was done; it may still be";
+        Err(Trouble::new(StatusCode::SERVICE_UNAVAILABLE, "stopping", message))
+    })
+}
+
+async fn handled(app: &Arc<App>, at: usize, call: Call, request_id: &str) -> Result<Reply, Trouble> {
+    let route = &app.routes[at];
     let handled = std::panic::AssertUnwindSafe((route.handler)(app.clone(), call)).catch_unwind();
-    let handled = tokio::time::timeout(REQUEST_LIMIT, handled).await;
-    drop(writing);
-    match handled {
+    match tokio::time::timeout(REQUEST_LIMIT, handled).await {
         Ok(Ok(reply)) => reply,
         Ok(Err(_panic)) => {
             tracing::error!(route = route.id, %request_id, "handler panicked");

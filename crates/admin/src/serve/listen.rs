@@ -21,6 +21,7 @@ use tokio_rustls::TlsAcceptor;
 
 use super::{
     App,
+    auth::Certificate,
     door::{Peer, answer},
     stall::Impatient,
 };
@@ -116,10 +117,7 @@ async fn connection(
     let late = |_| io::Error::from(io::ErrorKind::TimedOut);
     let stream = tokio::time::timeout(HEAD_LIMIT, tls.accept(socket)).await.map_err(late)??;
     let leaf = stream.get_ref().1.peer_certificates().and_then(<[_]>::first);
-    let certificate = leaf.map(|it| {
-        let digest = ring::digest::digest(&ring::digest::SHA256, it);
-        data_encoding::HEXLOWER.encode(&digest.as_ref()[..8])
-    });
+    let certificate = leaf.map(|it| Certificate::of(it, app.shards.identity()));
     requests(app, stream, Peer { address, certificate }, stop).await
 }
 

@@ -1,5 +1,6 @@
 //! Every route without a network: the shards are dead, and the door must be right all the same.
 
+mod events;
 mod recall;
 mod stream;
 
@@ -7,6 +8,7 @@ use std::collections::BTreeSet;
 
 use axum::body::Body;
 use expect_test::expect;
+use futures::FutureExt as _;
 use http::{Method, Request, header};
 use http_body_util::BodyExt as _;
 use nstance_identity::{
@@ -35,7 +37,8 @@ struct Fixture {
 }
 
 /// Writes an operator's identity, and a server's certificate of the same CA.
-fn identity(dir: &std::path::Path) -> Identity {
+pub(crate) fn identity(dir: &std::path::Path) -> Identity {
+    let _ = rustls::crypto::ring::default_provider().install_default();
     let (entropy, now) = (SystemEntropy::new(), SystemClock.now());
     let ca_key = KeyPair::generate(&entropy);
     let issued = make_ca_certificate(&ca_key, &CaProfile::of("demo".parse().unwrap()), now, &entropy);
@@ -58,7 +61,37 @@ fn identity(dir: &std::path::Path) -> Identity {
     let issued = ca.issue_server(&profile, &key.public_key(), now, day, &entropy).unwrap();
     std::fs::write(dir.join("tls.key"), key.to_pkcs8_pem().as_bytes()).unwrap();
     std::fs::write(dir.join("tls.crt"), issued.chain_pem).unwrap();
+    others(dir, &ca);
     Identity::load(dir).unwrap()
+}
+
+/// Certificates of the cluster's CA that are not for us: an agent's, another tenant's, a service's. And a service's of
+/// somebody else's CA.
+fn others(dir: &std::path::Path, ca: &Ca) {
+    let (entropy, now, day) = (SystemEntropy::new(), SystemClock.now(), Duration::from_secs(86_400));
+    let key = KeyPair::generate(&entropy);
+    let public = key.public_key();
+    std::fs::write(dir.join("other.key"), key.to_pkcs8_pem().as_bytes()).unwrap();
+    let (ours, theirs) = ("default".parse().unwrap(), "acme".parse().unwrap());
+    let instance = "tst06bgm7733st2576nx5jht4ecjw".parse().unwrap();
+    let operator = "opr06bgm7733st2576nx5jht4ecjw".parse().unwrap();
+    let profile = nstance_identity::issue::FileProfile {
+        subject: nstance_identity::subject::Subject { common_name: "etcd".into(), ..Default::default() },
+        sans: Vec::new(),
+        usage: nstance_identity::issue::FileUsage::Client,
+    };
+    let foreign_key = KeyPair::generate(&entropy);
+    let foreign = make_ca_certificate(&foreign_key, &CaProfile::of("elsewhere".parse().unwrap()), now, &entropy);
+    let foreign = Ca::load(foreign.chain_pem.as_bytes(), [foreign_key]).unwrap();
+    std::fs::write(dir.join("both-ca.crt"), format!("{}{}", ca.bundle_pem(), foreign.bundle_pem())).unwrap();
+    for (name, issued) in [
+        ("agent.crt", ca.issue_agent(&instance, &ours, &public, now, day, &entropy)),
+        ("tenant.crt", ca.issue_operator(&operator, &theirs, &public, now, day, &entropy)),
+        ("service.crt", ca.issue_file(&profile, &public, now, day, &entropy)),
+        ("foreign.crt", foreign.issue_file(&profile, &public, now, day, &entropy)),
+    ] {
+        std::fs::write(dir.join(name), issued.unwrap().chain_pem).unwrap();
+    }
 }
 
 impl Fixture {
@@ -70,6 +103,19 @@ impl Fixture {
     fn quiet() -> Self {
         let clock = TokioClock::starting_at(SystemClock.now());
         Self::with(false, |_, shards, _| Live::new(shards, Arc::new(clock)))
+    }
+
+    /// Both shards take connections and never say a word.
+    fn mute(timeout: Duration) -> (Self, [std::net::TcpListener; 2]) {
+        let mut fixture = Self::quiet();
+        let holes = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
+        let [one, two] = [0, 1].map(|at: usize| holes[at].local_addr().unwrap());
+        let targets: Targets = format!("dev-1={one},dev-2={two}").parse().unwrap();
+        let identity = Identity::load(fixture.dir.path()).unwrap();
+        let app = Arc::get_mut(&mut fixture.app).unwrap();
+        app.shards = Shards::new(targets, identity, timeout);
+        app.behind_proxy = true;
+        (fixture, holes)
     }
 
     fn with(read_only: bool, live: impl FnOnce(&Tasks, &Shards, Arc<dyn Clock>) -> Arc<Live>) -> Self {
@@ -199,6 +245,80 @@ async fn a_read_only_server_changes_nothing() {
         let answered = fixture.ask(asked).await;
         assert_eq!(answered.status == 403, route.access == Access::Change, "{}: {}", route.id, answered.status);
     }
+}
+
+/// What all tests log: one subscriber for all threads, because what a line's place is good for is decided once for all.
+#[derive(Clone, Default)]
+struct Log(Arc<std::sync::Mutex<Vec<u8>>>);
+
+impl std::io::Write for Log {
+    fn write(&mut self, bytes: &[u8]) -> std::io::Result<usize> {
+        self.0.lock().unwrap().extend_from_slice(bytes);
+        Ok(bytes.len())
+    }
+
+    fn flush(&mut self) -> std::io::Result<()> {
+        Ok(())
+    }
+}
+
+static LOG: std::sync::LazyLock<Log> = std::sync::LazyLock::new(|| {
+    let log = Log::default();
+    let own = log.clone();
+    let lines = tracing_subscriber::fmt().json().flatten_event(true).with_writer(move || own.clone());
+    tracing::subscriber::set_global_default(lines.finish()).unwrap();
+    log
+});
+
+/// The audit's lines of one request.
+fn audited(request_id: &str) -> Vec<Value> {
+    let text = String::from_utf8(LOG.0.lock().unwrap().clone()).unwrap();
+    let lines = text.lines().map(|it| serde_json::from_str::<Value>(it).unwrap());
+    lines.filter(|it| it["audit"] == true && it["request_id"] == request_id).collect()
+}
+
+fn scaling(token: &str, request_id: &str) -> Request<Body> {
+    Request::post("/group/scale?shard=dev-1")
+        .header(header::HOST, "localhost")
+        .header(header::AUTHORIZATION, bearer(token))
+        .header(header::CONTENT_TYPE, "application/json")
+        .header("x-forwarded-for", "10.1.1.1, 192.0.2.7")
+        .header("x-request-id", request_id)
+        .body(Body::from(json!({"group": "web", "size": 1, "victims": ["tst06bgm7733st2576nx5jht4ecjw"]}).to_string()))
+        .unwrap()
+}
+
+#[tokio::test]
+async fn a_change_whose_caller_hangs_up_is_audited_all_the_same() {
+    let (fixture, _holes) = Fixture::mute(Duration::from_millis(100));
+    let id = "hung-up";
+    assert_eq!(audited(id), [Value::Null; 0]);
+    let peer = Peer { address: "127.0.0.1".parse().unwrap(), certificate: None };
+    let answering = door::answer(fixture.app.clone(), peer, scaling(FULL, id));
+    assert!(answering.now_or_never().is_none(), "it waits for a shard, and is dropped");
+    assert_eq!(fixture.tasks.end(GRACE).await, 0);
+    let audited = audited(id);
+    let [line] = audited.as_slice() else { panic!("{audited:#?}") };
+    assert_eq!((&line["who"], &line["what"], &line["status"]), (&json!("token"), &json!("group_scale"), &json!(504)));
+    assert_eq!((&line["address"], &line["request_id"]), (&json!("192.0.2.7"), &json!(id)));
+    let wish: Value = serde_json::from_str(line["wish"].as_str().unwrap()).unwrap();
+    let expected = json!({"shard": ["dev-1"], "group": "web", "size": 1, "victims": ["tst06bgm7733st2576nx5jht4ecjw"]});
+    assert_eq!(wish, expected);
+}
+
+#[tokio::test]
+async fn changes_that_are_refused_or_cut_off_are_audited_too() {
+    let (fixture, _holes) = Fixture::mute(Duration::from_secs(600));
+    let id = "cut-off";
+    assert_eq!(audited(id), [Value::Null; 0]);
+    let peer = || Peer { address: "127.0.0.1".parse().unwrap(), certificate: None };
+    assert_eq!(door::answer(fixture.app.clone(), peer(), scaling(VIEWER, id)).await.status().as_u16(), 403);
+    assert!(door::answer(fixture.app.clone(), peer(), scaling(FULL, id)).now_or_never().is_none());
+    assert_eq!(fixture.tasks.end(Duration::ZERO).await, 1, "it would have waited for long");
+    let audited = audited(id);
+    let told: Vec<_> = audited.iter().map(|it| (&it["who"], &it["status"], &it["message"])).collect();
+    let refused = (&json!("viewer-token"), &json!(403), &json!("change asked for"));
+    assert_eq!(told, [refused, (&json!("token"), &Value::Null, &json!("change asked for, and its end not seen"))]);
 }
 
 #[tokio::test]
@@ -376,23 +496,31 @@ async fn a_stop_ends_streams_and_idle_connections_at_once() {
 }
 
 #[tokio::test]
-async fn a_client_certificate_is_as_good_as_a_token() {
+async fn an_operators_certificate_is_as_good_as_a_token() {
     use rustls::pki_types::{CertificateDer, PrivateKeyDer, pem::PemObject as _};
     let fixture = Fixture::new();
     let at = |name: &str| fixture.dir.path().join(name);
-    let tls = listen::tls(&at("tls.crt"), &at("tls.key"), Some(&at("ca.crt"))).unwrap();
+    let tls = listen::tls(&at("tls.crt"), &at("tls.key"), Some(&at("both-ca.crt"))).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     fixture.tasks.spawn("listener", listen::accept(fixture.app.clone(), fixture.tasks.clone(), listener, Some(tls)));
     let mut roots = rustls::RootCertStore::empty();
     roots.add(CertificateDer::from_pem_file(at("ca.crt")).unwrap()).unwrap();
     let builder = || rustls::ClientConfig::builder().with_root_certificates(roots.clone());
-    let chain = vec![CertificateDer::from_pem_file(at("identity.crt")).unwrap()];
-    let key = PrivateKeyDer::from_pem_file(at("identity.key")).unwrap();
-    let known = builder().with_client_auth_cert(chain, key).unwrap();
+    let with = |certificate: &str, key: &str| {
+        let chain = vec![CertificateDer::from_pem_file(at(certificate)).unwrap()];
+        builder().with_client_auth_cert(chain, PrivateKeyDer::from_pem_file(at(key)).unwrap()).unwrap()
+    };
+    let known = with("identity.crt", "identity.key");
     let unknown = builder().with_no_client_auth();
     for (config, token, expected) in [
         (known.clone(), "", "HTTP/1.1 200 OK"),
+        (with("agent.crt", "other.key"), "", "HTTP/1.1 403 Forbidden"),
+        (with("tls.crt", "tls.key"), "", "HTTP/1.1 403 Forbidden"),
+        (with("tenant.crt", "other.key"), "", "HTTP/1.1 403 Forbidden"),
+        (with("service.crt", "other.key"), "", "HTTP/1.1 403 Forbidden"),
+        (with("agent.crt", "other.key"), FULL, "HTTP/1.1 200 OK"),
+        (with("foreign.crt", "other.key"), "", "HTTP/1.1 200 OK"),
         (unknown.clone(), "", "HTTP/1.1 401 Unauthorized"),
         (unknown, FULL, "HTTP/1.1 200 OK"),
         // Who says something wrong is not believed for what they have beside it.

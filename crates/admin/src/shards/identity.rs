@@ -36,6 +36,7 @@ pub struct Identity {
 
 /// What changes with a renewal.
 struct Held {
+    bundle: Bundle,
     leaf: CertificateDer<'static>,
     peer: Peer,
     tls: Arc<ClientConfig>,
@@ -78,6 +79,11 @@ impl Identity {
     /// Whether its certificate is by a CA of this bundle.
     pub fn is_by(&self, bundle: &Bundle) -> bool {
         bundle.signed(&self.held().leaf)
+    }
+
+    /// The CAs of the cluster, as far as we were told of them.
+    pub fn bundle(&self) -> Bundle {
+        self.held().bundle.clone()
     }
 
     /// The operator's id.
@@ -128,7 +134,7 @@ fn hold(bundle: &Bundle, chain: &[u8], key: &KeyPair) -> Result<Held, Box<dyn st
         return Err("it was made for another key than identity.key".into());
     }
     let tls = client_config(bundle, Some((chain, key)), Arc::new(SystemClock))?;
-    Ok(Held { leaf: der, peer, tls })
+    Ok(Held { bundle: bundle.clone(), leaf: der, peer, tls })
 }
 
 /// Writes an identity in place of what is there. The certificate goes first and comes last: without it the rest is not

@@ -1,12 +1,14 @@
 //! `config validate` and `config diff`: a config that is not in force.
 
+use std::collections::BTreeMap;
+
 use clap::Args;
 use nstance_config::{Checks, Config, Loaded, Problem, load};
 use nstance_core::ids::Shard;
-use nstance_proto::v1::{PlanRequest, PlanResponse};
+use nstance_proto::v1::{PlanRequest, PlanResponse, PlannedAction};
 use serde_json::{Value, json};
 
-use super::{FileArgs, read, shown};
+use super::{FileArgs, changed::changed, read, shown};
 use crate::{
     args::{Context, ShardArgs},
     cmd::plan,
@@ -120,7 +122,7 @@ pub(super) struct DiffArgs {
     shards: ShardArgs,
 }
 
-/// The plan under the candidate, less what would be done anyway.
+/// The plan under the candidate, less what would be done anyway, and the groups that it changes.
 pub(super) async fn diff(context: &Context, args: DiffArgs) -> Result<Exit, Failure> {
     let bytes = read(&args.file.file)?;
     let name = shown(&args.file.file);
@@ -130,14 +132,45 @@ pub(super) async fn diff(context: &Context, args: DiffArgs) -> Result<Exit, Fail
         return Ok(Exit::Failed);
     };
     let shards = of_file(context, &args.shards, config).await?;
-    let (candidate, now) = tokio::join!(ask(&shards, &bytes), plan::ask(&shards, |_| PlanRequest::default()));
-    let mut answers = candidate;
-    for (shard, plan) in &mut answers.ok {
-        let before = now.ok.iter().find(|(it, _)| it == shard).map(|(_, plan)| plan);
-        plan.actions.retain(|it| !before.is_some_and(|before| before.actions.contains(it)));
-        plan.holds.retain(|it| !before.is_some_and(|before| before.holds.iter().any(|had| same_hold(had, it))));
+    let tenant = shards.identity().tenant();
+    let bundle = shards.identity().bundle();
+    let (tenant, bundle, bytes) = (&tenant, bundle.pem(), &bytes);
+    let asked = shards.each(|mut client| async move {
+        let request = PlanRequest { candidate_config: bytes.clone(), ..PlanRequest::default() };
+        let mut plan = client.service.plan(request).await?.into_inner();
+        let before = client.service.plan(PlanRequest::default()).await?.into_inner();
+        plan.actions = beyond(&before.actions, plan.actions);
+        plan.holds.retain(|it| !before.holds.iter().any(|had| same_hold(had, it)));
+        let groups = client.groups().await?;
+        let changed = tenant.as_ref().map(|tenant| changed(config, tenant, &groups, bundle)).unwrap_or_default();
+        Ok((plan, changed))
+    });
+    let asked = asked.await;
+    let mut groups = BTreeMap::new();
+    let mut answers = Answers { ok: Vec::new(), errors: asked.errors };
+    for (shard, (plan, changed)) in asked.ok {
+        groups.insert(shard.clone(), changed);
+        answers.ok.push((shard, plan));
     }
-    Ok(plan::tell(context, answers))
+    Ok(plan::tell_diff(context, &answers, &groups))
+}
+
+/// What is planned beyond what is planned already: of equal actions those that are more. When something would be done is
+/// no part of what is done, for it differs from one plan to the next.
+fn beyond(before: &[PlannedAction], after: Vec<PlannedAction>) -> Vec<PlannedAction> {
+    let what = |it: &PlannedAction| [&it.kind, &it.group, &it.instance_id, &it.reason].map(String::clone);
+    let mut known: BTreeMap<_, usize> = BTreeMap::new();
+    for it in before {
+        *known.entry(what(it)).or_default() += 1;
+    }
+    let mut is_more = |it: &PlannedAction| match known.get_mut(&what(it)) {
+        Some(n @ 1..) => {
+            *n -= 1;
+            false
+        }
+        _ => true,
+    };
+    after.into_iter().filter(|it| is_more(it)).collect()
 }
 
 fn same_hold(left: &nstance_proto::v1::PlanHold, right: &nstance_proto::v1::PlanHold) -> bool {
@@ -153,4 +186,31 @@ async fn of_file(context: &Context, args: &ShardArgs, config: &Config) -> Result
     args.shards(context).await?.only(&[named]).map_err(|error| {
         Failure::usage(format!("the config is for another shard: {error}")).next("name one with --shard")
     })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn action(kind: &str, instance: &str, delete_at: &str) -> PlannedAction {
+        PlannedAction {
+            kind: kind.into(),
+            group: "web".into(),
+            instance_id: instance.into(),
+            reason: "scale-up".into(),
+            priority: 1,
+            detail: [("delete_at".to_owned(), delete_at.to_owned())].into(),
+        }
+    }
+
+    #[test]
+    fn of_equal_actions_those_are_shown_that_are_more() {
+        let before = [action("Create", "", ""), action("StartDrain", "a", "12:00")];
+        let mut after = vec![action("Create", "", ""); 4];
+        after.extend([action("StartDrain", "a", "12:01"), action("StartDrain", "b", "12:01")]);
+        let more: Vec<String> =
+            beyond(&before, after).into_iter().map(|it| format!("{} {}", it.kind, it.instance_id)).collect();
+        assert_eq!(more, ["Create ", "Create ", "Create ", "StartDrain b"]);
+        assert_eq!(beyond(&before, before.to_vec()), []);
+    }
 }

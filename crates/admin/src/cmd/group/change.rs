@@ -6,12 +6,14 @@ use clap::{Args, ValueEnum};
 use nstance_proto::v1::{GroupConfig, GroupStatus, UpsertGroupRequest};
 use tonic::{Code, Status};
 
-use super::scale::finish;
+use super::{list, scale::finish};
 use crate::{
     args::{Context, ShardArgs, duration, pair},
     exit::Exit,
     failure::Failure,
+    rehearse::{Names, check_etag, is_in_use},
     shards::{Client, wire_duration},
+    told,
     wait::Goal,
 };
 
@@ -36,7 +38,7 @@ pub(super) struct CreateArgs {
     /// Follow until every instance is ready
     #[arg(long)]
     wait: bool,
-    /// Only look whether it could be done
+    /// Only look whether it could be done, as far as others than the server know, and show what it would be
     #[arg(long, conflicts_with = "wait")]
     dry_run: bool,
     #[command(flatten)]
@@ -58,7 +60,7 @@ struct Settings {
 }
 
 pub(super) async fn create(context: &Context, args: CreateArgs) -> Result<Exit, Failure> {
-    let shards = args.shards.chosen(context).await?;
+    let shards = args.shards.chosen(context).await?.waiting(args.wait);
     let config = GroupConfig {
         template: args.template.clone(),
         size: args.size,
@@ -71,14 +73,24 @@ pub(super) async fn create(context: &Context, args: CreateArgs) -> Result<Exit, 
     };
     let request = UpsertGroupRequest { key: args.group.clone(), config: Some(config), ..UpsertGroupRequest::default() };
     let (request, dry_run) = (&request, args.dry_run);
-    let answers = shards.each(|client| make(client, request, dry_run)).await;
+    let answers = shards.each(|client| make(context, client, request, dry_run)).await;
+    if dry_run {
+        list::show(context, &answers);
+        return Ok(told::ended(context, &answers));
+    }
     let waited = args.wait.then(|| (Goal::Whole(args.group.clone()), args.shards.patience()));
     finish(context, &shards, answers, waited).await
 }
 
-async fn make(mut client: Client, request: &UpsertGroupRequest, dry_run: bool) -> Result<GroupStatus, Status> {
+async fn make(
+    context: &Context,
+    mut client: Client,
+    request: &UpsertGroupRequest,
+    dry_run: bool,
+) -> Result<GroupStatus, Status> {
     let key = &request.key;
-    if let Some(there) = client.groups().await?.into_iter().find(|it| it.key == *key && !it.deleting) {
+    let groups = client.groups().await?;
+    if let Some(there) = groups.iter().find(|it| it.key == *key && !it.deleting).cloned() {
         let etag = if there.etag.is_empty() { "none".to_owned() } else { there.etag };
         let message =
             format!("group {key} exists already, version {etag}; change it with `group scale` or `group set`");
@@ -86,6 +98,13 @@ async fn make(mut client: Client, request: &UpsertGroupRequest, dry_run: bool) -
     }
     if dry_run {
         let config = request.config.clone().unwrap_or_default();
+        Names { group: key, template: &config.template, subnet_pool: &config.subnet_pool }.check()?;
+        if !is_in_use(&config.template, &groups) {
+            let (template, shard) = (&config.template, &client.shard);
+            context.output.note(&format!(
+                "note: {shard}: no group has template {template}; whether the config has it, only the server knows"
+            ));
+        }
         return Ok(GroupStatus {
             key: key.clone(),
             template: config.template,
@@ -144,7 +163,7 @@ pub(super) struct SetArgs {
     /// Only if the group still has this version
     #[arg(long)]
     etag: Option<String>,
-    /// Only look whether the group is there
+    /// Only look whether the group is there and has this version, and show what it would be
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -189,6 +208,10 @@ pub(super) async fn set(context: &Context, args: SetArgs) -> Result<Exit, Failur
     };
     let (request, dry_run) = (&request, args.dry_run);
     let answers = shards.each(|client| change(client, request, dry_run)).await;
+    if dry_run {
+        list::show(context, &answers);
+        return Ok(told::ended(context, &answers));
+    }
     finish(context, &shards, answers, None).await
 }
 
@@ -196,7 +219,22 @@ async fn change(mut client: Client, request: &UpsertGroupRequest, dry_run: bool)
     // A slip of the pen must not make a group.
     let there = client.group(&request.key).await?;
     if dry_run {
-        return Ok(there);
+        check_etag(&request.key, Some(&there), &request.expected_etag)?;
+        return Ok(changed(there, request));
     }
     Ok(client.service.upsert_group(request.clone()).await?.into_inner())
+}
+
+/// The group as it would be. What the config says where something is unset, only the server knows.
+fn changed(mut it: GroupStatus, request: &UpsertGroupRequest) -> GroupStatus {
+    let config = request.config.clone().unwrap_or_default();
+    if !config.instance_type.is_empty() {
+        it.instance_type = config.instance_type;
+    }
+    it.vars.extend(config.vars);
+    it.drain_timeout = config.drain_timeout.or(it.drain_timeout);
+    if let (Some(rollout), Some(paused)) = (&mut it.rollout, config.rollout_paused) {
+        rollout.paused = paused;
+    }
+    it
 }

@@ -9,6 +9,7 @@ use crate::{
     exit::Exit,
     failure::Failure,
     output::{Shown, Table},
+    rehearse::check_etag,
     shards::{Answers, Client},
     told,
     wait::{Goal, wait},
@@ -33,12 +34,19 @@ pub(super) struct DeleteArgs {
 }
 
 pub(super) async fn run(context: &Context, args: DeleteArgs) -> Result<Exit, Failure> {
-    let shards = args.shards.chosen(context).await?;
+    let shards = args.shards.chosen(context).await?.waiting(args.wait);
     if args.etag.is_some() && 1 < shards.targets().len() {
         return Err(Failure::usage("--etag is of one shard's group").next("name the shard with --shard"));
     }
     let key = args.group.as_str();
-    let found = shards.each(|mut client| async move { client.group(key).await }).await;
+    // Where something is sent, the server looks at it in the same breath.
+    let etag = args.etag.as_deref().filter(|_| args.dry_run).unwrap_or_default();
+    let found = shards.each(|mut client| async move {
+        let group = client.group(key).await?;
+        check_etag(key, Some(&group), etag)?;
+        Ok(group)
+    });
+    let found = found.await;
     if found.ok.is_empty() {
         return Ok(told::lost(context, &found.errors));
     }

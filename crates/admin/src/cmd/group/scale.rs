@@ -12,6 +12,7 @@ use crate::{
     cmd::plan,
     exit::Exit,
     failure::Failure,
+    rehearse::check_etag,
     shards::{Answers, Client, Shards},
     told,
     wait::{Goal, wait},
@@ -48,7 +49,7 @@ pub(super) struct ScaleArgs {
 }
 
 pub(super) async fn run(context: &Context, args: ScaleArgs) -> Result<Exit, Failure> {
-    let shards = args.shards.chosen(context).await?;
+    let shards = args.shards.chosen(context).await?.waiting(args.wait);
     if args.etag.is_some() && 1 < shards.targets().len() {
         return Err(Failure::usage("--etag is of one shard's group").next("name the shard with --shard"));
     }
@@ -129,8 +130,11 @@ struct Found {
 
 async fn look(shards: &Shards, args: &ScaleArgs) -> Answers<Found> {
     let (key, victims) = (args.group.as_str(), !args.victim.is_empty());
+    // Where something is sent, the server looks at it in the same breath.
+    let etag = args.etag.as_deref().filter(|_| args.dry_run).unwrap_or_default();
     let look = |mut client: Client| async move {
         let group = client.group(key).await?;
+        check_etag(key, Some(&group), etag)?;
         let request = ListInstancesRequest { group: key.to_owned(), ..ListInstancesRequest::default() };
         let instances = if victims { client.instances(request).await? } else { Vec::new() };
         Ok(Found { group, instances })

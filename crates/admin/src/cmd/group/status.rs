@@ -54,9 +54,7 @@ pub(super) async fn run(context: &Context, args: StatusArgs) -> Result<Exit, Fai
     } else if answers.errors.iter().all(|it| it.code == Code::NotFound) {
         let asked = answers.errors.iter().map(|it| it.shard.as_str()).collect::<Vec<_>>().join(", ");
         let absent = ShardError::new(&asked, Code::NotFound, format!("there is no group {group}"));
-        let exit = told::lost(context, &[absent]);
-        context.output.note("next: nstance-admin group list");
-        return Ok(exit);
+        return Ok(told::lost(context, &[absent]));
     }
     let document = json!({
         "groups": answers.ok.iter().map(|(shard, seen)| document(shard, seen)).collect::<Vec<_>>(),

@@ -99,13 +99,35 @@ fn name(it: &InstanceStatusResponse, there: &Shards) -> String {
 
 /// What became of it, in one row.
 fn show(context: &Context, it: &InstanceStatusResponse, there: &Shards, status: &str, replacement: &str) {
+    tell(context, it, there, status, replacement, None);
+}
+
+/// What would become of it. Its status stays what it is.
+fn rehearse(context: &Context, it: &InstanceStatusResponse, there: &Shards, effect: &str) -> Exit {
+    context.output.note(effect);
+    tell(context, it, there, &it.status, "", Some(effect));
+    Exit::Done
+}
+
+fn tell(
+    context: &Context,
+    it: &InstanceStatusResponse,
+    there: &Shards,
+    status: &str,
+    replacement: &str,
+    effect: Option<&str>,
+) {
     let shard = there.targets().first().map(|it| it.shard.as_str()).unwrap_or_default();
     let mut table = Table::new(&["ID", "GROUP", "SHARD", "RESULT", "REPLACEMENT"]);
     table.row([it.instance_id.as_str(), &it.group, shard, status, replacement]);
     let replaced = (!replacement.is_empty()).then_some(replacement);
-    let result = json!({
+    let mut result = json!({
         "instance_id": it.instance_id, "group": it.group, "shard": shard, "status": status, "replacement_id": replaced,
     });
+    if let Some(effect) = effect {
+        result["effect"] = effect.into();
+        result["dry_run"] = true.into();
+    }
     context.output.show(&Shown {
         document: json!({"results": [result], "errors": []}),
         table,
@@ -114,7 +136,7 @@ fn show(context: &Context, it: &InstanceStatusResponse, there: &Shards, status: 
 }
 
 pub(super) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, Failure> {
-    let shards = args.shards.shards(context).await?;
+    let shards = args.shards.shards(context).await?.waiting(args.wait);
     let (there, it) = match find(&shards, &args.id).await {
         Ok(found) => found,
         Err(errors) => return Ok(told::lost(context, &errors)),
@@ -127,8 +149,7 @@ pub(super) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, 
     };
     let what = format!("{} will be {how}{then}", name(&it, &there));
     if args.dry_run {
-        context.output.note(&what);
-        return Ok(Exit::Done);
+        return Ok(rehearse(context, &it, &there, &what));
     }
     context.confirm(&what)?;
     let request = DeleteInstanceRequest {
@@ -140,7 +161,7 @@ pub(super) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, 
 }
 
 pub(super) async fn drain(context: &Context, args: DrainArgs) -> Result<Exit, Failure> {
-    let shards = args.shards.shards(context).await?;
+    let shards = args.shards.shards(context).await?.waiting(true);
     let (there, it) = match find(&shards, &args.id).await {
         Ok(found) => found,
         Err(errors) => return Ok(told::lost(context, &errors)),
@@ -148,8 +169,7 @@ pub(super) async fn drain(context: &Context, args: DrainArgs) -> Result<Exit, Fa
     let then = if it.on_demand { "" } else { "; its group makes another one" };
     let what = format!("{} will be drained and then deleted{then}", name(&it, &there));
     if args.dry_run {
-        context.output.note(&what);
-        return Ok(Exit::Done);
+        return Ok(rehearse(context, &it, &there, &what));
     }
     context.confirm(&what)?;
     context.output.note(&format!(
@@ -189,15 +209,14 @@ async fn remove(
 }
 
 pub(super) async fn replace(context: &Context, args: ReplaceArgs) -> Result<Exit, Failure> {
-    let shards = args.shards.shards(context).await?;
+    let shards = args.shards.shards(context).await?.waiting(args.wait);
     let (there, it) = match find(&shards, &args.id).await {
         Ok(found) => found,
         Err(errors) => return Ok(told::lost(context, &errors)),
     };
     let what = format!("{} gets a replacement and is then drained and deleted", name(&it, &there));
     if args.dry_run {
-        context.output.note(&what);
-        return Ok(Exit::Done);
+        return Ok(rehearse(context, &it, &there, &what));
     }
     context.confirm(&what)?;
     let request = ReplaceInstanceRequest { instance_id: args.id.clone(), reason: args.reason.clone() };
@@ -231,8 +250,7 @@ pub(super) async fn ack(context: &Context, args: AckArgs) -> Result<Exit, Failur
         Err(errors) => return Ok(told::lost(context, &errors)),
     };
     if args.dry_run {
-        context.output.note(&format!("{} is {}", name(&it, &there), it.status));
-        return Ok(Exit::Done);
+        return Ok(rehearse(context, &it, &there, &format!("{} is {}", name(&it, &there), it.status)));
     }
     let request = DrainAckRequest { instance_id: args.id.clone(), drain_id: args.drain_id.clone() };
     let request = &request;

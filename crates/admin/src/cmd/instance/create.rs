@@ -1,18 +1,25 @@
 //! `instance create`.
 
+use std::collections::BTreeMap;
+
 use clap::Args;
 use nstance_core::{
     ids::{uuid_text, uuid_v7},
     ports::clock::random,
 };
-use nstance_proto::v1::{CreateInstanceRequest, GetInstanceStatusRequest, InstanceConfig};
+use nstance_proto::v1::{CreateInstanceRequest, GetInstanceStatusRequest, GroupStatus, InstanceConfig};
 use nstance_rt::entropy::SystemEntropy;
+use serde_json::json;
+use tonic::Status;
 
 use super::list;
 use crate::{
     args::{Context, ShardArgs, pair},
     exit::Exit,
     failure::Failure,
+    output::{Shown, Table},
+    rehearse::{Names, is_in_use},
+    shards::Answers,
     told,
     wait::{Goal, wait},
     words,
@@ -41,7 +48,7 @@ pub(super) struct CreateArgs {
     /// Follow until its agent has come
     #[arg(long)]
     wait: bool,
-    /// Only look whether the group is there
+    /// Only look whether it could be done, as far as others than the server know, and show what it would be
     #[arg(long, conflicts_with = "wait")]
     dry_run: bool,
     #[command(flatten)]
@@ -49,13 +56,28 @@ pub(super) struct CreateArgs {
 }
 
 pub(super) async fn run(context: &Context, args: CreateArgs) -> Result<Exit, Failure> {
-    let shards = args.shards.chosen(context).await?;
+    let shards = args.shards.chosen(context).await?.waiting(args.wait);
     if 1 < shards.targets().len() {
         return Err(Failure::usage("an instance is made in one shard").next("name it with --shard"));
     }
     let group = args.group.as_str();
     if args.dry_run {
-        let answers = shards.each(|mut client| async move { client.group(group).await }).await;
+        let template = args.template.as_deref().unwrap_or_default();
+        let subnet_pool = args.subnet_pool.as_deref().unwrap_or_default();
+        let answers = shards.each(|mut client| async move {
+            Names { group, template, subnet_pool }.check()?;
+            let groups = client.groups().await?;
+            if !template.is_empty() && !is_in_use(template, &groups) {
+                let shard = &client.shard;
+                context.output.note(&format!(
+                    "note: {shard}: no group has template {template}; whether the config has it, only the server knows"
+                ));
+            }
+            let found = groups.into_iter().find(|it| it.key == group);
+            found.ok_or_else(|| Status::not_found(format!("there is no group {group} in {}", client.shard)))
+        });
+        let answers = answers.await;
+        context.output.show(&rehearsed(&args, &answers));
         let exit = told::ended(context, &answers);
         if exit == Exit::Done {
             context.output.note(&format!("an instance of group {group} would be made"));
@@ -97,4 +119,36 @@ pub(super) async fn run(context: &Context, args: CreateArgs) -> Result<Exit, Fai
     let rows: Vec<_> = now.ok.iter().map(|(shard, it)| (shard.as_str(), it)).collect();
     context.output.show(&list::shown(&rows, &now.errors));
     waited
+}
+
+/// The instance as it would be asked for.
+fn rehearsed(args: &CreateArgs, answers: &Answers<GroupStatus>) -> Shown {
+    let mut table = Table::default();
+    if !answers.ok.is_empty() {
+        table = Table::new(&["GROUP", "SHARD", "TEMPLATE", "TYPE", "SUBNET POOL"]);
+    }
+    let mut instances = Vec::new();
+    for (shard, group) in &answers.ok {
+        let or = |own: &Option<String>, groups: &str| own.clone().unwrap_or_else(|| groups.to_owned());
+        let template = or(&args.template, &group.template);
+        let instance_type = or(&args.instance_type, &group.instance_type);
+        let subnet_pool = or(&args.subnet_pool, &group.subnet_pool);
+        table.row([&group.key, shard, &template, &instance_type, &subnet_pool].map(ToOwned::to_owned));
+        let mut vars: BTreeMap<String, String> = group.vars.clone().into_iter().collect();
+        vars.extend(args.vars.iter().cloned());
+        instances.push(json!({
+            "group": group.key,
+            "shard": shard,
+            "template": template,
+            "instance_type": Some(instance_type).filter(|it| !it.is_empty()),
+            "subnet_pool": subnet_pool,
+            "vars": vars,
+            "dry_run": true,
+        }));
+    }
+    Shown {
+        document: json!({"instances": instances, "errors": told::documents(&answers.errors)}),
+        table,
+        names: Vec::new(),
+    }
 }

@@ -29,14 +29,7 @@ pub(super) async fn run(context: &Context, args: WhyArgs) -> Result<Exit, Failur
     let shards = args.shards.shards(context).await?;
     let (shard, seen) = match look(&shards, &args.id).await {
         Ok(found) => found,
-        Err(errors) => {
-            let exit = told::lost(context, &errors);
-            if exit == Exit::NotFound {
-                context.output.note("records of deleted instances are kept for a while only");
-                context.output.note("next: nstance-admin instance list --deleted");
-            }
-            return Ok(exit);
-        }
+        Err(errors) => return Ok(told::lost(context, &errors)),
     };
     match context.output.format {
         Format::Json | Format::Yaml => context.output.document(&document(&shard, &seen, words::now())),

@@ -187,29 +187,36 @@ impl Reader {
         }
     }
 
-    /// An event that is new to this reader, and wanted.
+    /// An event that is new to this reader, and wanted. What is missing before it is told in any case: among what was lost
+    /// there may be something that is wanted.
     fn take(&mut self, told: Told) -> Option<String> {
-        let mut text = String::new();
-        if let Some(position) = Position::parse(&told.event.resume_token) {
+        let mut n_missed = 0;
+        let position = Position::parse(&told.event.resume_token);
+        if let Some(position) = position {
             let before = self.places.get(&told.shard).copied();
             if before.is_some_and(|before| position <= before) {
                 return None;
             }
-            let n_missed = before.map_or(0, |before| before.n_between(position));
-            if 0 < n_missed && told.event.dropped == 0 {
-                text.push_str(&self.gap(&told.shard, n_missed));
-            }
+            n_missed = before.map_or(0, |before| before.n_between(position));
+        }
+        let wanted = self.filter.wants(&told);
+        // An event that is shown says by itself what was dropped before it.
+        let n_missed = match u64::from(told.event.dropped) {
+            0 => n_missed,
+            _ if wanted => 0,
+            n_dropped => n_dropped,
+        };
+        let mut text = String::new();
+        if 0 < n_missed && self.filter.shards.contains(&told.shard) {
+            text.push_str(&self.said(&view::event(&told.shard, &gap(n_missed))));
+        }
+        if let Some(position) = position {
             self.places.insert(told.shard.clone(), position);
         }
-        if !self.filter.wants(&told) {
-            return None;
+        if wanted {
+            text.push_str(&self.said(&view::event(&told.shard, &told.event)));
         }
-        text.push_str(&self.said(&view::event(&told.shard, &told.event)));
-        Some(text)
-    }
-
-    fn gap(&self, shard: &str, n: u64) -> String {
-        self.said(&view::event(shard, &gap(n)))
+        (!text.is_empty()).then_some(text)
     }
 
     fn said(&self, event: &Value) -> String {

@@ -3,7 +3,9 @@
 use std::sync::Arc;
 
 use http::StatusCode;
-use nstance_proto::v1::{DeleteGroupRequest, ExplainRequest, GroupStatus, PlanRequest, explain_request::Target};
+use nstance_proto::v1::{
+    DeleteGroupRequest, ExplainRequest, GroupStatus, PlanRequest, UpsertGroupRequest, explain_request::Target,
+};
 use serde_json::{Value, json};
 use tonic::Code;
 
@@ -17,6 +19,7 @@ use super::{
     chosen, looked_at,
 };
 use crate::{
+    rehearse::{Names, check_etag, check_new},
     shards::{Answers, Client, Shards},
     view,
 };
@@ -48,8 +51,7 @@ pub(in super::super) async fn put(app: Arc<App>, call: Call) -> Result<Reply, Tr
     let etag = expected_etag(&shards, &call)?;
     let request = ask::upsert(&key, &call, &etag);
     if call.flag("dry_run") {
-        let size = request.config.as_ref().and_then(|it| it.size);
-        return gather("groups", rehearse(&shards, &key, size).await);
+        return gather("groups", rehearse(&shards, &request).await);
     }
     let request = &request;
     let answers = shards.each(|mut client| async move {
@@ -65,10 +67,12 @@ pub(in super::super) async fn delete(app: Arc<App>, call: Call) -> Result<Reply,
     let (shards, key) = (chosen(&app, &call)?, call.named("group"));
     let etag = expected_etag(&shards, &call)?;
     if call.flag("dry_run") {
+        let etag = &etag;
         let answers = shards.each(|mut client| {
             let key = key.clone();
             async move {
                 let group = client.group(&key).await?;
+                check_etag(&key, Some(&group), etag)?;
                 Ok(Done::new(StatusCode::OK, deletion(&client.shard, &group)))
             }
         });
@@ -134,16 +138,23 @@ async fn parted(shards: &Shards, key: &str, total: i32, victims: &[String]) -> R
 }
 
 /// What the planner would do at another size. Nothing is sent that has an effect.
-async fn rehearse(shards: &Shards, key: &str, size: Option<i32>) -> Answers<Done> {
+async fn rehearse(shards: &Shards, request: &UpsertGroupRequest) -> Answers<Done> {
+    let config = request.config.clone().unwrap_or_default();
+    let (key, config) = (request.key.as_str(), &config);
     shards
         .each(|mut client| async move {
-            let exists = has(&mut client, key).await?;
+            Names { group: key, template: &config.template, subnet_pool: &config.subnet_pool }.check()?;
+            let found = client.groups().await?.into_iter().find(|it| it.key == key);
+            check_etag(key, found.as_ref(), &request.expected_etag)?;
+            let exists = found.is_some();
             let mut document = json!({"shard": client.shard, "group": key, "exists": exists, "plan": null});
             if exists {
-                let sizes = size.map(|size| (key.to_owned(), size)).into_iter().collect();
+                let sizes = config.size.map(|size| (key.to_owned(), size)).into_iter().collect();
                 let request = PlanRequest { group: key.to_owned(), sizes, candidate_config: Vec::new() };
                 let plan = client.service.plan(request).await?.into_inner();
                 document["plan"] = view::plan(&client.shard, &plan);
+            } else {
+                check_new(&config.template)?;
             }
             Ok(Done::new(StatusCode::OK, document))
         })

@@ -44,6 +44,8 @@ pub(super) struct Doors {
 pub(super) struct Counts {
     /// Reports that were handed to a stream.
     pub(super) reports: AtomicU64,
+    /// Reports whose turn had come and that no stream took, of agents that live.
+    pub(super) unsent: AtomicU64,
     pub(super) registered: AtomicU64,
     /// Registrations that the server put off for its limits' sake.
     pub(super) put_off: AtomicU64,
@@ -259,6 +261,14 @@ impl Agent {
         true
     }
 
+    /// Sends the report whose turn has come. One that cannot be handed over is a missed one: a real agent would not have
+    /// got rid of it either. Whoever is cut off owes none.
+    pub(super) fn report_in_turn(&self, doors: &Doors, counts: &Counts) {
+        if !self.say(doors, counts, ReportKind::Periodic) && !self.is_cut() {
+            counts.unsent.fetch_add(1, Ordering::Relaxed);
+        }
+    }
+
     /// About as large as a real one of a small machine.
     fn report(&self, state: &State, interval: Duration, kind: ReportKind) -> HealthReportRequest {
         let at = now();
@@ -355,4 +365,44 @@ impl Agent {
 pub(super) struct Session {
     client: AgentServiceClient<Channel>,
     reports: mpsc::Receiver<HealthReportRequest>,
+}
+
+#[cfg(test)]
+mod tests {
+    use nstance_identity::ca::{CaProfile, make_ca_certificate};
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_report_that_no_stream_takes_is_missed_unless_the_agent_is_cut_off() {
+        let (entropy, key) = (SystemEntropy::new(), KeyPair::generate(&SystemEntropy::new()));
+        let ca = make_ca_certificate(&key, &CaProfile::of("demo".parse().unwrap()), SystemClock.now(), &entropy);
+        let doors = Doors {
+            registration: Address::parse("127.0.0.1:1").unwrap(),
+            agent: Address::parse("127.0.0.1:1").unwrap(),
+            bundle: Bundle::parse(ca.chain_pem.as_bytes()).unwrap(),
+            interval: Duration::from_secs(60),
+        };
+        let made = json!({
+            "instance": "tst06bgm7733st2576nx5jht4ecjw", "provider_id": "vm-1", "asked_nanos": 0, "created_at": 0,
+            "cluster": "demo", "shard": "dev-1", "tenant": "default", "group": "test", "epoch": 1, "on_demand": false,
+            "template": "tst", "infra_hash": "", "nonce": "",
+        });
+        let agent = Agent::new(serde_json::from_value(made).unwrap());
+        let (counts, told) = (Counts::default(), |counts: &Counts| {
+            [&counts.reports, &counts.unsent].map(|it| it.load(Ordering::Relaxed))
+        });
+        agent.report_in_turn(&doors, &counts);
+        assert_eq!(told(&counts), [0, 1], "its session is not open");
+        let (sender, _stream) = mpsc::channel(1);
+        agent.state().reports = Some(sender);
+        agent.report_in_turn(&doors, &counts);
+        assert_eq!(told(&counts), [1, 1]);
+        agent.report_in_turn(&doors, &counts);
+        assert_eq!(told(&counts), [1, 2], "its stream is full");
+        agent.cut();
+        agent.report_in_turn(&doors, &counts);
+        assert_eq!(told(&counts), [1, 2]);
+    }
 }

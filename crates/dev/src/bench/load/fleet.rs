@@ -243,7 +243,7 @@ impl Fleet {
                 turn.chain(&state.alive).take(due).map(|(_, agent)| agent.clone()).collect::<Vec<_>>()
             };
             for agent in batch {
-                agent.say(doors, counts, ReportKind::Periodic);
+                agent.report_in_turn(doors, counts);
                 next.clone_from(&agent.instance);
                 owed -= 1.0;
             }

@@ -162,6 +162,8 @@ async fn reports(site: &Site, fleet: &Fleet, watch: Duration, it: &mut Figures) 
         counted_before == sent_before,
         "the server counts {counted_before} reports, {sent_before} were sent so far"
     );
+    let unsent = || fleet.counts().unsent.load(Ordering::Relaxed);
+    let unsent_before = unsent();
     fleet.report_from_now_on(true);
     let (begin, used) = (SystemClock.monotonic(), site.used()?);
     let requests = site.metrics().await?.sum("nstance_store_requests_total");
@@ -174,7 +176,7 @@ async fn reports(site: &Site, fleet: &Fleet, watch: Duration, it: &mut Figures) 
     let (sent, counted) = counted(site, fleet).await?;
     fleet.report_from_now_on(true);
     it.reports_sent = sent - sent_before;
-    it.reports_missed = missed(it.reports_sent, counted - counted_before);
+    it.reports_missed = missed(it.reports_sent, counted - counted_before) + (unsent() - unsent_before);
     it.reports_per_s = float(it.reports_sent) / passed;
     it.cpu_percent = used / passed * 100.0;
     it.store_requests_per_hour = float(requests) / passed * 3600.0;
