@@ -10,16 +10,19 @@ use super::huffman;
 /// The largest table a client may fill: that of a client that has not read our settings yet.
 const LARGEST: usize = 4096;
 /// What each entry counts besides its bytes.
-const ENTRY: usize = 32;
+const OVERHEAD: usize = 32;
 
 /// The block cannot be read, and with it no later one of its connection.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) struct Unreadable;
 
+/// A name and its value.
+type Entry = (Box<[u8]>, Box<[u8]>);
+
 #[derive(Debug)]
 pub(super) struct Decoder {
     /// Newest first.
-    entries: VecDeque<(Box<[u8]>, Box<[u8]>)>,
+    entries: VecDeque<Entry>,
     size: usize,
     limit: usize,
 }
@@ -81,7 +84,7 @@ impl Decoder {
     }
 
     fn keep(&mut self, name: &[u8], value: &[u8]) {
-        let size = name.len() + value.len() + ENTRY;
+        let size = name.len() + value.len() + OVERHEAD;
         self.shrink(self.limit.saturating_sub(size));
         // One that does not fit empties the table, which is no mistake.
         if size <= self.limit {
@@ -93,7 +96,7 @@ impl Decoder {
     fn shrink(&mut self, limit: usize) {
         while limit < self.size {
             let Some((name, value)) = self.entries.pop_back() else { break };
-            self.size -= name.len() + value.len() + ENTRY;
+            self.size -= name.len() + value.len() + OVERHEAD;
         }
         if self.entries.is_empty() {
             self.entries = VecDeque::new();
@@ -334,7 +337,7 @@ mod tests {
             for block in blocks {
                 let _ = decoder.decode(&block, |_, _| ());
                 prop_assert!(decoder.size <= LARGEST);
-                let size: usize = decoder.entries.iter().map(|(name, value)| name.len() + value.len() + ENTRY).sum();
+                let size: usize = decoder.entries.iter().map(|(name, value)| name.len() + value.len() + OVERHEAD).sum();
                 prop_assert_eq!(size, decoder.size);
             }
         }

@@ -49,15 +49,15 @@ const CLASSES: [(usize, &[u8]); 21] = [
 const LONGEST: usize = 30;
 
 /// By length: the first code, and the symbols from there on.
-const CODES: [(u32, &[u8]); LONGEST + 1] = {
-    let mut codes: [(u32, &[u8]); LONGEST + 1] = [(0, &[]); LONGEST + 1];
+const CODES: [(usize, &[u8]); LONGEST + 1] = {
+    let mut codes: [(usize, &[u8]); LONGEST + 1] = [(0, &[]); LONGEST + 1];
     let (mut next, mut bits, mut class) = (0, 0, 0);
     while class < CLASSES.len() {
         let (length, symbols) = CLASSES[class];
         next <<= length - bits;
         bits = length;
         codes[length] = (next, symbols);
-        next += symbols.len() as u32;
+        next += symbols.len();
         class += 1;
     }
     codes
@@ -70,13 +70,13 @@ pub(super) struct NotText;
 /// Reads `input` to the end of `text`. What follows the last symbol must be the beginning of the end mark, all ones,
 /// and less than a byte.
 pub(super) fn decode(input: &[u8], text: &mut Vec<u8>) -> Result<(), NotText> {
-    let (mut code, mut bits) = (0_u32, 0_usize);
+    let (mut code, mut bits) = (0_usize, 0_usize);
     for byte in input {
         for shift in (0..8).rev() {
-            code = code << 1 | u32::from(byte >> shift & 1);
+            code = code << 1 | usize::from(byte >> shift & 1);
             bits += 1;
             let (first, symbols) = CODES[bits];
-            let symbol = code.checked_sub(first).and_then(|at| symbols.get(usize::try_from(at).ok()?));
+            let symbol = code.checked_sub(first).and_then(|at| symbols.get(at));
             match symbol {
                 Some(symbol) => {
                     text.push(*symbol);
@@ -107,10 +107,10 @@ mod tests {
             .enumerate()
             .find_map(|(bits, (first, symbols))| {
                 let at = symbols.iter().position(|it| *it == symbol)?;
-                Some((bits, first + u32::try_from(at).unwrap()))
+                Some((bits, first + at))
             })
             .unwrap();
-        let filled = (u64::from(code) << (64 - bits)) | (u64::MAX >> bits);
+        let filled = ((code as u64) << (64 - bits)) | (u64::MAX >> bits);
         filled.to_be_bytes()[..bits.div_ceil(8)].to_vec()
     }
 
