@@ -96,9 +96,12 @@ impl AgentService for Agents {
         &self,
         request: Request<Streaming<v1::HealthReportRequest>>,
     ) -> Result<Response<()>, Status> {
-        let caller = Caller::of(&request)?;
-        let (instance, peer) = agent(&caller)?;
-        let mut ends = Ends::of(&self.term, &request, instance, peer);
+        // What is known of the caller is not kept for as long as it reports.
+        let (instance, mut ends) = {
+            let caller = Caller::of(&request)?;
+            let (instance, peer) = agent(&caller)?;
+            (instance, Ends::of(&self.term, &request, instance, peer))
+        };
         let mut reports = request.into_inner();
         let Some(session) = Session::open(&self.term, instance, ends.closed().clone()) else {
             return Err(gone(instance));

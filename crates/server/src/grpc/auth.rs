@@ -11,6 +11,7 @@ use std::{
     task::{Context, Poll},
 };
 
+use futures::{FutureExt as _, future::Either};
 use nstance_core::ids::{InstanceId, OperatorId, Tenant};
 use nstance_identity::peer::{Peer, PeerName};
 use tonic::{Request, Status, body::Body};
@@ -267,22 +268,24 @@ where
         let ready = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, ready);
         let auth = self.auth.clone();
-        Box::pin(async move {
+        // A box of its own, which is gone once the call is let through: a stream lives for as long as its agent, and
+        // needs none of this any more.
+        let admitted = Box::pin(async move {
             let authorised = match request.extensions().get::<ConnInfo>() {
-                // Boxed: a stream lives for as long as its agent, and needs none of this any more.
-                Some(info) => Box::pin(auth.authorise(info)).await,
+                Some(info) => auth.authorise(info).await,
                 None => Err(Refusal::unauthenticated("CERT_INVALID", "connection without identity")),
             };
             match authorised {
                 Ok(caller) => {
                     request.extensions_mut().insert(caller);
-                    inner.call(request).await
+                    Either::Left(inner.call(request))
                 }
                 Err(refusal) => {
                     tracing::debug!(reason = refusal.reason, message = refusal.message, "call refused");
-                    Ok(Status::from(refusal).into_http())
+                    Either::Right(std::future::ready(Ok(Status::from(refusal).into_http())))
                 }
             }
-        })
+        });
+        Box::pin(admitted.flatten())
     }
 }

@@ -84,13 +84,17 @@ where
         let ready = self.inner.clone();
         let mut inner = std::mem::replace(&mut self.inner, ready);
         let envelope = self.envelope.clone();
+        let (ceiling, patience) = (ceiling_of(request.uri().path(), envelope.ceiling()), patience(request.headers()));
+        // Not below: whatever is made in there has its room for as long as a stream lives.
+        let answering = inner.call(request);
         Box::pin(async move {
             let term = &envelope.term;
             let (epoch, request_id) = (term.epoch().0, nstance_rt::entropy::hex(term.shared.entropy.as_ref(), 8));
-            let ceiling = ceiling_of(request.uri().path(), envelope.ceiling());
-            let patience = patience(request.headers());
-            let answering = within(ceiling, inner.call(request));
-            let mut response = in_our_words(as_long_as_waited_for(patience, answering).await?);
+            let response = match (ceiling, patience) {
+                (None, None) => answering.await?,
+                _ => as_long_as_waited_for(patience, Box::pin(within(ceiling, answering))).await?,
+            };
+            let mut response = in_our_words(response);
             let headers = response.headers_mut();
             headers.insert("nstance-epoch", epoch.into());
             if let Ok(value) = request_id.parse() {
