@@ -278,14 +278,17 @@ where
             match authorised {
                 Ok(caller) => {
                     request.extensions_mut().insert(caller);
-                    Either::Left(inner.call(request))
+                    Ok(request)
                 }
                 Err(refusal) => {
                     tracing::debug!(reason = refusal.reason, message = refusal.message, "call refused");
-                    Either::Right(std::future::ready(Ok(Status::from(refusal).into_http())))
+                    Err(Status::from(refusal).into_http())
                 }
             }
         });
-        Box::pin(admitted.flatten())
+        Box::pin(admitted.then(move |admitted| match admitted {
+            Ok(request) => Either::Left(inner.call(request)),
+            Err(refused) => Either::Right(std::future::ready(Ok(refused))),
+        }))
     }
 }
