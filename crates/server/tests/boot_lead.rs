@@ -59,6 +59,8 @@ async fn one_leads_the_other_follows_and_takes_over() {
     let shard = Shard::of(site.clone(), second).await;
     assert!(epoch < shard.leader.epoch);
     fleet.follow(&shard);
+    // Only whom the new leader has heard can be missed at once; the fleet may still count on links to the old one.
+    wait_for("the new leader hears both", || shard.server.metrics.agents_connected.get() == 2).await;
     fleet.is_whole(&site, 2).await;
     site.cloud.kill(site.standing()[0]);
     fleet.is_whole(&site, 2).await;
