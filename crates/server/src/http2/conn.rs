@@ -161,6 +161,10 @@ where
             if self.stop.is_none() && self.exchanges.is_empty() && self.ending.is_none() {
                 self.ending = Some(Ending::Left);
             }
+            // What follows from all that came goes out together.
+            if (read || worked) && self.ending.is_none() && self.machine.out().len() < ENOUGH {
+                continue;
+            }
             let full = !self.machine.out().is_empty();
             let written = self.poll_write(cx)?.is_ready();
             if let Some(ending) = self.ending.filter(|_| written) {

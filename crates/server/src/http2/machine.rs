@@ -161,25 +161,31 @@ impl Fuss {
     }
 }
 
+/// What was read at once: when, and what it means.
+struct Turn<'a> {
+    now: Duration,
+    events: &'a mut Vec<Event>,
+}
+
 impl Machine {
     /// Takes what came from the client. `now` counts from any fixed moment. After a fault nothing more may be fed;
     /// what is left to write says why.
     pub(super) fn feed(&mut self, input: &[u8], now: Duration, events: &mut Vec<Event>) -> Result<(), Fault> {
-        let fed = self.take(input, now, events);
+        let fed = self.take(input, &mut Turn { now, events });
         if let Err(fault) = fed {
             frame::put_goaway(&mut self.out, self.last, fault.reason, fault.text);
         }
         fed
     }
 
-    fn take(&mut self, input: &[u8], now: Duration, events: &mut Vec<Event>) -> Result<(), Fault> {
+    fn take(&mut self, input: &[u8], turn: &mut Turn<'_>) -> Result<(), Fault> {
         if self.partial.is_empty() {
-            let used = self.frames(input, now, events)?;
+            let used = self.frames(input, turn)?;
             self.partial.extend_from_slice(&input[used..]);
         } else {
             self.partial.extend_from_slice(input);
             let mut whole = std::mem::take(&mut self.partial);
-            let used = self.frames(&whole, now, events)?;
+            let used = self.frames(&whole, turn)?;
             if used < whole.len() {
                 whole.drain(..used);
                 self.partial = whole;
@@ -189,7 +195,7 @@ impl Machine {
     }
 
     /// Takes the whole frames at the beginning of `input`, and says how long they are.
-    fn frames(&mut self, input: &[u8], now: Duration, events: &mut Vec<Event>) -> Result<usize, Fault> {
+    fn frames(&mut self, input: &[u8], turn: &mut Turn<'_>) -> Result<usize, Fault> {
         let mut rest = input;
         if self.greeting == Greeting::Preface {
             let n = PREFACE.len().min(rest.len());
@@ -217,12 +223,12 @@ impl Machine {
             }
             let Some((payload, after)) = after.split_at_checked(head.length) else { break };
             rest = after;
-            self.frame(head, payload, now, events)?;
+            self.frame(head, payload, turn)?;
         }
         Ok(input.len() - rest.len())
     }
 
-    fn frame(&mut self, head: Head, payload: &[u8], now: Duration, events: &mut Vec<Event>) -> Result<(), Fault> {
+    fn frame(&mut self, head: Head, payload: &[u8], turn: &mut Turn<'_>) -> Result<(), Fault> {
         if self.greeting == Greeting::Settings {
             if head.kind != kind::SETTINGS || head.has(flag::ACK) {
                 return fault(Reason::Protocol, "settings come first");
@@ -235,20 +241,20 @@ impl Machine {
             return fault(Reason::Protocol, "a block of fields was not continued");
         }
         match head.kind {
-            kind::DATA => self.data_came(head, payload, now, events),
-            kind::HEADERS => self.headers_came(head, payload, now, events),
-            kind::CONTINUATION => self.continuation_came(head, payload, now, events),
+            kind::DATA => self.data_came(head, payload, turn),
+            kind::HEADERS => self.headers_came(head, payload, turn),
+            kind::CONTINUATION => self.continuation_came(head, payload, turn),
             kind::RST_STREAM => {
                 self.began(head.stream)?;
                 if payload.len() != 4 {
                     return fault(Reason::FrameSize, "a reset has 4 bytes");
                 }
                 if self.forget(head.stream) {
-                    events.push(Event::Reset { stream: head.stream });
+                    turn.events.push(Event::Reset { stream: head.stream });
                 }
-                self.fuss.more(now)
+                self.fuss.more(turn.now)
             }
-            kind::SETTINGS => self.settings_came(head, payload, now),
+            kind::SETTINGS => self.settings_came(head, payload, turn),
             kind::PING => {
                 let (0, 8) = (head.stream, payload.len()) else {
                     return fault(if head.stream == 0 { Reason::FrameSize } else { Reason::Protocol }, "bad ping");
@@ -257,15 +263,15 @@ impl Machine {
                     return Ok(());
                 }
                 frame::put(&mut self.out, kind::PING, flag::ACK, 0, payload);
-                self.fuss.more(now)
+                self.fuss.more(turn.now)
             }
-            kind::WINDOW_UPDATE => self.window_came(head, payload, now, events),
+            kind::WINDOW_UPDATE => self.window_came(head, payload, turn),
             kind::PUSH_PROMISE => fault(Reason::Protocol, "clients do not push"),
             kind::PRIORITY if head.stream == 0 => fault(Reason::Protocol, "a priority belongs to a stream"),
             kind::GOAWAY if head.stream != 0 => fault(Reason::Protocol, "a goaway belongs to no stream"),
             kind::GOAWAY if payload.len() < 8 => fault(Reason::FrameSize, "a goaway has 8 bytes or more"),
             // The client opens nothing more; what is open goes on. Of priorities and unknown frames we know nothing.
-            _ => self.fuss.more(now),
+            _ => self.fuss.more(turn.now),
         }
     }
 
@@ -289,15 +295,15 @@ impl Machine {
     }
 
     /// Ends one stream that broke a rule; the others go on.
-    fn refuse(&mut self, id: u32, reason: Reason, now: Duration, events: &mut Vec<Event>) -> Result<(), Fault> {
+    fn refuse(&mut self, id: u32, reason: Reason, turn: &mut Turn<'_>) -> Result<(), Fault> {
         frame::put_reset(&mut self.out, id, reason);
         if self.forget(id) {
-            events.push(Event::Reset { stream: id });
+            turn.events.push(Event::Reset { stream: id });
         }
-        self.fuss.more(now)
+        self.fuss.more(turn.now)
     }
 
-    fn data_came(&mut self, head: Head, payload: &[u8], now: Duration, events: &mut Vec<Event>) -> Result<(), Fault> {
+    fn data_came(&mut self, head: Head, payload: &[u8], turn: &mut Turn<'_>) -> Result<(), Fault> {
         self.began(head.stream)?;
         let id = head.stream;
         let data = unpadded(head, payload)?;
@@ -311,33 +317,27 @@ impl Machine {
             self.left = Left::default();
         }
         // It may be of a stream that we ended while it was on its way.
-        let Some(stream) = self.stream(id) else { return self.fuss.more(now) };
+        let Some(stream) = self.stream(id) else { return self.fuss.more(turn.now) };
         if !stream.open {
-            return self.refuse(id, Reason::StreamClosed, now, events);
+            return self.refuse(id, Reason::StreamClosed, turn);
         }
         let Some(left) = stream.left.0.checked_sub(cost) else {
-            return self.refuse(id, Reason::FlowControl, now, events);
+            return self.refuse(id, Reason::FlowControl, turn);
         };
         stream.left.0 = left;
         let ended = head.has(flag::END_STREAM);
         stream.open = !ended;
         if !data.is_empty() {
-            events.push(Event::Data { stream: id, bytes: Bytes::copy_from_slice(data) });
+            turn.events.push(Event::Data { stream: id, bytes: Bytes::copy_from_slice(data) });
         }
         if ended {
-            events.push(Event::Ended { stream: id });
+            turn.events.push(Event::Ended { stream: id });
         }
         self.was_read(id, cost - u32::try_from(data.len()).unwrap_or(cost));
-        if data.is_empty() && !ended { self.fuss.more(now) } else { Ok(()) }
+        if data.is_empty() && !ended { self.fuss.more(turn.now) } else { Ok(()) }
     }
 
-    fn headers_came(
-        &mut self,
-        head: Head,
-        payload: &[u8],
-        now: Duration,
-        events: &mut Vec<Event>,
-    ) -> Result<(), Fault> {
+    fn headers_came(&mut self, head: Head, payload: &[u8], turn: &mut Turn<'_>) -> Result<(), Fault> {
         if head.stream.is_multiple_of(2) {
             return fault(Reason::Protocol, "a client's streams have odd numbers");
         }
@@ -347,19 +347,13 @@ impl Machine {
         }
         let end_stream = head.has(flag::END_STREAM);
         if head.has(flag::END_HEADERS) {
-            return self.block_came(head.stream, end_stream, part, now, events);
+            return self.block_came(head.stream, end_stream, part, turn);
         }
         self.block = Some((head.stream, end_stream, part.to_vec()));
         Ok(())
     }
 
-    fn continuation_came(
-        &mut self,
-        head: Head,
-        payload: &[u8],
-        now: Duration,
-        events: &mut Vec<Event>,
-    ) -> Result<(), Fault> {
+    fn continuation_came(&mut self, head: Head, payload: &[u8], turn: &mut Turn<'_>) -> Result<(), Fault> {
         let Some((stream, end_stream, mut block)) = self.block.take() else {
             return fault(Reason::Protocol, "nothing is to be continued");
         };
@@ -368,22 +362,15 @@ impl Machine {
             return fault(Reason::EnhanceYourCalm, "a block of fields is larger than 32768 bytes");
         }
         if head.has(flag::END_HEADERS) {
-            return self.block_came(stream, end_stream, &block, now, events);
+            return self.block_came(stream, end_stream, &block, turn);
         }
         self.block = Some((stream, end_stream, block));
         // Without it, empty ones could come for ever.
-        self.fuss.more(now)
+        self.fuss.more(turn.now)
     }
 
     /// A whole block. It is read even if nobody wants it, for later ones may refer to it.
-    fn block_came(
-        &mut self,
-        id: u32,
-        end_stream: bool,
-        block: &[u8],
-        now: Duration,
-        events: &mut Vec<Event>,
-    ) -> Result<(), Fault> {
+    fn block_came(&mut self, id: u32, end_stream: bool, block: &[u8], turn: &mut Turn<'_>) -> Result<(), Fault> {
         let mut fields = Fields::default();
         if self.hpack.decode(block, |name, value| fields.add(name, value)).is_err() {
             return fault(Reason::Compression, "a block of fields cannot be read");
@@ -391,30 +378,30 @@ impl Machine {
         if let Some(stream) = self.stream(id) {
             // Trailers, which say nothing to us but that it was all.
             if !stream.open {
-                return self.refuse(id, Reason::StreamClosed, now, events);
+                return self.refuse(id, Reason::StreamClosed, turn);
             }
             if !end_stream || !fields.are_trailers() {
-                return self.refuse(id, Reason::Protocol, now, events);
+                return self.refuse(id, Reason::Protocol, turn);
             }
             stream.open = false;
-            events.push(Event::Ended { stream: id });
+            turn.events.push(Event::Ended { stream: id });
             return Ok(());
         }
         if id <= self.last {
             // Trailers of a stream that we ended while they were on their way.
-            return self.fuss.more(now);
+            return self.fuss.more(turn.now);
         }
         self.last = id;
         if self.leaving {
             return Ok(());
         }
         if MAX_STREAMS <= self.streams.len() {
-            return self.refuse(id, Reason::RefusedStream, now, events);
+            return self.refuse(id, Reason::RefusedStream, turn);
         }
         let request = match fields.into_request() {
             Ok(request) => request,
-            Err(fields::Bad::Malformed) => return self.refuse(id, Reason::Protocol, now, events),
-            Err(fields::Bad::TooLarge) => return self.refuse(id, Reason::EnhanceYourCalm, now, events),
+            Err(fields::Bad::Malformed) => return self.refuse(id, Reason::Protocol, turn),
+            Err(fields::Bad::TooLarge) => return self.refuse(id, Reason::EnhanceYourCalm, turn),
         };
         self.streams.push(Stream {
             id,
@@ -423,11 +410,11 @@ impl Machine {
             owed: 0,
             open: !end_stream,
         });
-        events.push(Event::Opened { stream: id, request, ended: end_stream });
+        turn.events.push(Event::Opened { stream: id, request, ended: end_stream });
         Ok(())
     }
 
-    fn settings_came(&mut self, head: Head, payload: &[u8], now: Duration) -> Result<(), Fault> {
+    fn settings_came(&mut self, head: Head, payload: &[u8], turn: &Turn<'_>) -> Result<(), Fault> {
         if head.stream != 0 {
             return fault(Reason::Protocol, "settings belong to no stream");
         }
@@ -464,10 +451,10 @@ impl Machine {
             }
         }
         frame::put(&mut self.out, kind::SETTINGS, flag::ACK, 0, &[]);
-        self.fuss.more(now)
+        self.fuss.more(turn.now)
     }
 
-    fn window_came(&mut self, head: Head, payload: &[u8], now: Duration, events: &mut Vec<Event>) -> Result<(), Fault> {
+    fn window_came(&mut self, head: Head, payload: &[u8], turn: &mut Turn<'_>) -> Result<(), Fault> {
         let Ok(more) = <[u8; 4]>::try_from(payload) else {
             return fault(Reason::FrameSize, "a window update has 4 bytes");
         };
@@ -483,8 +470,8 @@ impl Machine {
         let Some(stream) = self.stream(head.stream) else { return Ok(()) };
         match stream.send.widen(more) {
             Some(()) if 0 < more => Ok(()),
-            Some(()) => self.refuse(head.stream, Reason::Protocol, now, events),
-            None => self.refuse(head.stream, Reason::FlowControl, now, events),
+            Some(()) => self.refuse(head.stream, Reason::Protocol, turn),
+            None => self.refuse(head.stream, Reason::FlowControl, turn),
         }
     }
 
