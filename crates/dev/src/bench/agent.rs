@@ -30,6 +30,9 @@ const MAX_WAKES: f64 = 1.0;
 const MAX_WIRE: f64 = 10.0 * 1024.0;
 const MAX_START: Duration = Duration::from_millis(50);
 
+/// After this an agent has its files and told of them; only then it is idle, which is what is promised about.
+const SETTLE: Duration = Duration::from_secs(10);
+
 /// What each piece of data costs beside itself: the frame that carries it, and the one that acknowledges it.
 const FRAMES: u64 = 2 * 66;
 
@@ -140,6 +143,7 @@ async fn watch_one(bench: &Bench, watch: Duration, registration: &Relay, session
     let started = Timestamp::from_millis(started.trim().parse().context("read when the agent started")?);
     let spoken = registration.counts.spoken.get().context("the agent did not register through the relay")?;
     let look = || look(pid, session.counts.wire.load(Ordering::Relaxed));
+    tokio::time::sleep(SETTLE).await;
     let before = look()?;
     tokio::time::sleep(watch).await;
     let after = look()?;
