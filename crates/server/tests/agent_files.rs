@@ -98,9 +98,10 @@ fn sans(pem: &[u8]) -> BTreeSet<String> {
     names.value.general_names.iter().map(shown).collect()
 }
 
+/// As it is logged: with all its digits. A certificate leaves out those it can do without, one time in 256.
 fn serial(pem: &[u8]) -> String {
     let (_, pem) = parse_x509_pem(pem).unwrap();
-    data_encoding::HEXLOWER.encode(pem.parse_x509().unwrap().raw_serial())
+    format!("{:0>32}", data_encoding::HEXLOWER.encode(pem.parse_x509().unwrap().raw_serial()))
 }
 
 /// Lets time pass, and has the agent report until that brings a batch: a sleeper does not notice that time leapt.

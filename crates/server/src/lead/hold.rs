@@ -343,10 +343,12 @@ impl Renewing {
                 self.around.metrics.lease_renewals.inc();
                 self.around.vitals.clear("lease");
                 let interval = self.held.timing().renew_interval;
-                // One that took longer than it gives is no renewal: at once again. But a term that is over has no hurry.
+                // A lease counts from when its renewal began, and so does the next one: of one that took long to land
+                // little is left, or nothing. But a term that is over has no hurry.
                 let open = self.held.guard().is_open();
-                let hurries = !open && !self.held.guard().is_closed();
-                self.due = Instant::now() + if hurries { Duration::ZERO } else { interval };
+                let took = self.around.clock.monotonic().since(self.held.renewed());
+                let rest = if open { interval.saturating_sub(took) } else { Duration::ZERO };
+                self.due = Instant::now() + if self.held.guard().is_closed() { interval } else { rest };
                 let resumes = open && std::mem::take(&mut self.lapsed);
                 if open && self.around.vitals.turn(Role::Stalled, Role::Leading, self.held.epoch()) {
                     tracing::info!(epoch = %self.held.epoch(), "lease renewed, acting again");

@@ -323,3 +323,59 @@ async fn calls_are_begun_in_their_order() {
     }
     assert_eq!(*seen.lock().unwrap(), ["0", "1", "2", "3", "4"]);
 }
+
+/// Counts how often something is written.
+struct Counting {
+    io: DuplexStream,
+    writes: Arc<Mutex<usize>>,
+}
+
+impl AsyncRead for Counting {
+    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_read(cx, buf)
+    }
+}
+
+impl AsyncWrite for Counting {
+    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
+        *self.writes.lock().unwrap() += 1;
+        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
+    }
+
+    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_flush(cx)
+    }
+
+    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
+        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
+    }
+}
+
+/// Every write is a packet and wakes the other side.
+#[tokio::test]
+async fn what_follows_from_one_reading_is_written_at_once() {
+    let (ours, mut client) = tokio::io::duplex(64 * 1024);
+    let mut said = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0\0\x04\0\0\0\0\0".to_vec();
+    for n in [1, 3, 5] {
+        said.extend_from_slice(&[0, 0, 3, 1, 5, 0, 0, 0, n, 0x83, 0x84, 0x87]);
+    }
+    client.write_all(&said).await.unwrap();
+    let writes = Arc::new(Mutex::new(0));
+    let served = start(
+        service(async |_| http::Response::new(Body::new(Full::new(Bytes::from("hello"))))),
+        Counting { io: ours, writes: writes.clone() },
+    );
+    // Ours and theirs of settings, then three times fields, a body of five bytes, and an end.
+    let mut heard = vec![0; 9 + 18 + 9];
+    client.read_exact(&mut heard).await.unwrap();
+    for n in [1, 3, 5] {
+        let mut fields = [0; 9];
+        client.read_exact(&mut fields).await.unwrap();
+        assert_eq!((fields[3], fields[8]), (1, n));
+        let mut rest = vec![0; usize::from(fields[2]) + 9 + 5 + 9];
+        client.read_exact(&mut rest).await.unwrap();
+    }
+    assert_eq!(*writes.lock().unwrap(), 1);
+    served.stop.cancel();
+    served.serving.await.unwrap().unwrap();
+}

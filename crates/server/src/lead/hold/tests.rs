@@ -11,6 +11,7 @@ use nstance_core::{
 use nstance_rt::{clock::TokioClock, entropy::SeededEntropy};
 use nstance_store::{
     election::{Identity, TakeOver},
+    faulty::{Fault, FaultPlan, FaultyStore},
     memory::MemoryStore,
     records::lease_key,
 };
@@ -49,8 +50,11 @@ struct Bench {
 
 /// A lease just taken, on a clock that jumps.
 async fn bench() -> Bench {
+    bench_on(Arc::new(MemoryStore::new())).await
+}
+
+async fn bench_on(store: Arc<dyn ObjectStore>) -> Bench {
     let clock: Arc<dyn Clock> = Arc::new(TokioClock::starting_at(Timestamp::from_millis(1_800_000_000_000)));
-    let store: Arc<dyn ObjectStore> = Arc::new(MemoryStore::new());
     let own = Identity {
         server_id: "s1".to_owned(),
         process: "p1".to_owned(),
@@ -118,6 +122,22 @@ async fn a_stuck_runtime_loses_its_lease() {
     bench.holding.resumed(before).await;
     assert!(guard.is_open(), "nobody took over: the same guard opens again");
     assert_eq!(bench.around.vitals.role(), Role::Leading);
+}
+
+/// A lease counts from when its renewal began. One that landed late and is followed a whole interval later would run
+/// out in between.
+#[tokio::test(start_paused = true)]
+async fn a_renewal_that_took_long_is_soon_followed_by_the_next() {
+    let entropy = Arc::new(SeededEntropy::new(2));
+    let store = Arc::new(FaultyStore::new(Arc::new(MemoryStore::new()), entropy, FaultPlan::default()));
+    let bench = bench_on(store.clone()).await;
+    store.script_puts([Fault::HangsAfter]);
+    let (interval, per_try) = (Timing::SHARD.renew_interval, Timing::SHARD.ttl / 4);
+    tokio::time::sleep(interval + per_try + Duration::from_millis(100)).await;
+    assert!(per_try <= renewed_ago(&bench), "it landed, and began as long ago as it was waited for");
+    assert!(renewed_ago(&bench) < interval);
+    tokio::time::sleep(interval - per_try).await;
+    assert!(renewed_ago(&bench) <= Duration::from_millis(200), "{:?}", renewed_ago(&bench));
 }
 
 #[tokio::test(start_paused = true)]
