@@ -8,6 +8,7 @@ use tokio::{
     sync::mpsc,
     task::JoinHandle,
 };
+use tokio_util::io::InspectWriter;
 use tower::util::BoxCloneSyncService;
 
 use super::*;
@@ -324,33 +325,6 @@ async fn calls_are_begun_in_their_order() {
     assert_eq!(*seen.lock().unwrap(), ["0", "1", "2", "3", "4"]);
 }
 
-/// Counts how often something is written.
-struct Counting {
-    io: DuplexStream,
-    writes: Arc<Mutex<usize>>,
-}
-
-impl AsyncRead for Counting {
-    fn poll_read(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_read(cx, buf)
-    }
-}
-
-impl AsyncWrite for Counting {
-    fn poll_write(self: Pin<&mut Self>, cx: &mut Context<'_>, buf: &[u8]) -> Poll<io::Result<usize>> {
-        *self.writes.lock().unwrap() += 1;
-        Pin::new(&mut self.get_mut().io).poll_write(cx, buf)
-    }
-
-    fn poll_flush(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_flush(cx)
-    }
-
-    fn poll_shutdown(self: Pin<&mut Self>, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        Pin::new(&mut self.get_mut().io).poll_shutdown(cx)
-    }
-}
-
 /// Every write is a packet and wakes the other side.
 #[tokio::test]
 async fn what_follows_from_one_reading_is_written_at_once() {
@@ -361,10 +335,10 @@ async fn what_follows_from_one_reading_is_written_at_once() {
     }
     client.write_all(&said).await.unwrap();
     let writes = Arc::new(Mutex::new(0));
-    let served = start(
-        service(async |_| http::Response::new(Body::new(Full::new(Bytes::from("hello"))))),
-        Counting { io: ours, writes: writes.clone() },
-    );
+    let counted = writes.clone();
+    let ours = InspectWriter::new(ours, move |_: &[u8]| *counted.lock().unwrap() += 1);
+    let hello = service(async |_| http::Response::new(Body::new(Full::new(Bytes::from("hello")))));
+    let served = start(hello, ours);
     // Ours and theirs of settings, then three times fields, a body of five bytes, and an end.
     let mut heard = vec![0; 9 + 18 + 9];
     client.read_exact(&mut heard).await.unwrap();
