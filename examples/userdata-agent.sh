@@ -6,6 +6,8 @@ umask 077
 put() { cat > "$2.new"; chown "$1" "$2.new"; mv "$2.new" "$2"; }   # whoever reads it sees all of it or nothing
 # On a later boot the agent has its certificate, and a CA bundle that may be newer than this one.
 if ! { [ -e $d/identity/identity.crt ] && grep -qx 'NSTANCE_INSTANCE_ID={{ .Instance.ID }}' /etc/nstance/agent.env; }; then
+  # The agent of an image runs by now if its machine was in use, speaks for that one, and would take what comes below.
+  if [ -e /etc/nstance/agent.env ]; then systemctl stop nstance-agent || :; fi
   put nstance-agent $d/identity/ca.crt <<'PEM'
 {{ .Cluster.CACert }}
 PEM

@@ -70,7 +70,7 @@ async fn beside(ctx: &Context) -> Infallible {
     never
 }
 
-enum Step {
+enum Step<'a> {
     /// Whether the certificate at hand was refused.
     Enrol {
         refused: bool,
@@ -80,6 +80,8 @@ enum Step {
     Park {
         why: String,
         refused: bool,
+        /// Made before what failed was begun.
+        help: Help<'a>,
     },
 }
 
@@ -90,31 +92,33 @@ async fn live(ctx: &Context, reports: &mut Reports) -> Result<(), Stopped> {
         step = match step {
             Step::Enrol { refused } => {
                 ctx.control.set(State::Enrolling);
-                match enrol(ctx, refused).await? {
+                let help = Help::new(ctx);
+                match enrol(ctx, &help, refused).await? {
                     Enrolment::Ready => Step::Serve,
                     Enrolment::Rejoin => Step::Rejoin,
                     Enrolment::Helped => Step::Enrol { refused },
-                    Enrolment::Fatal(why) => Step::Park { why, refused },
+                    Enrolment::Fatal(why) => Step::Park { why, refused, help },
                 }
             }
             Step::Rejoin => {
                 ctx.control.set(State::Rejoining);
-                ctx.pause(rejoins.pause(ctx)).await?;
-                match rejoin(ctx).await? {
+                let help = Help::new(ctx);
+                ctx.pause_unless_urgent(rejoins.pause(ctx)).await?;
+                match rejoin(ctx, &help).await? {
                     Enrolment::Ready => Step::Serve,
                     Enrolment::Rejoin => Step::Rejoin,
                     Enrolment::Helped => Step::Enrol { refused: true },
-                    Enrolment::Fatal(why) => Step::Park { why, refused: true },
+                    Enrolment::Fatal(why) => Step::Park { why, refused: true, help },
                 }
             }
             Step::Serve => match serve(ctx, reports).await {
                 SessionOver::Rejoin => Step::Rejoin,
                 SessionOver::Helped => Step::Enrol { refused: true },
-                SessionOver::Park(why) => Step::Park { why, refused: true },
+                SessionOver::Park(why) => Step::Park { why, refused: true, help: Help::new(ctx) },
                 SessionOver::Left => return Ok(()),
             },
-            Step::Park { why, refused } => {
-                park(ctx, why).await?;
+            Step::Park { why, refused, help } => {
+                park(ctx, why, &help).await?;
                 Step::Enrol { refused }
             }
         };
@@ -144,10 +148,9 @@ impl Rejoins {
 }
 
 /// Alive and quiet, until a new nonce or CA bundle lies there, or somebody sends SIGHUP.
-async fn park(ctx: &Context, why: String) -> Result<(), Stopped> {
+async fn park(ctx: &Context, why: String, help: &Help<'_>) -> Result<(), Stopped> {
     tracing::error!(reason = why, "parked: this machine needs a new nonce or CA bundle, or to be replaced");
-    let help = Help::new(ctx);
     ctx.control.set(State::Parked(why));
-    while !help.came_within(PARKED_LOOK).await? {}
+    while !help.came_within_quietly(PARKED_LOOK).await? {}
     Ok(())
 }

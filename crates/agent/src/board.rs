@@ -36,6 +36,8 @@ struct Slots {
     notice_due: bool,
     /// No report has been made since it came, nor a way to send one been tried for its sake.
     notice_urgent: bool,
+    /// No report has been made since it came, nor a connection been tried in haste.
+    notice_hasty: bool,
     /// When the next report of changes is due.
     change_due: Option<Instant>,
     boot: Option<BootReport>,
@@ -69,7 +71,7 @@ impl Board {
         }
         slots.notice = Some(notice);
         slots.notice_due = true;
-        slots.notice_urgent = true;
+        (slots.notice_urgent, slots.notice_hasty) = (true, true);
         drop(slots);
         self.written.notify_one();
     }
@@ -156,6 +158,14 @@ impl Board {
         }
     }
 
+    /// Whether there is a notice that is worth a connection in haste. Once for each, too.
+    pub(crate) fn take_haste(&self) -> bool {
+        let mut slots = self.slots();
+        let hasty = std::mem::take(&mut slots.notice_hasty);
+        slots.notice_urgent &= !hasty;
+        hasty
+    }
+
     /// Waits until a report should go out of turn.
     pub(crate) async fn due(&self) -> ReportKind {
         loop {
@@ -181,7 +191,7 @@ impl Board {
     pub(crate) fn fill(&self, report: &mut HealthReportRequest) {
         let mut slots = self.slots();
         slots.notice_due = false;
-        slots.notice_urgent = false;
+        (slots.notice_urgent, slots.notice_hasty) = (false, false);
         slots.change_due = None;
         *slots.n_reports.entry(report.kind).or_default() += 1;
         report.termination_notice = slots.notice.as_ref().map(|notice| TerminationNotice {

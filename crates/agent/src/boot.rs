@@ -257,6 +257,7 @@ fn read(identity: &Path) -> Option<Kept> {
             finished: flag("finished"),
             failure: failure.map(|(stage, reason)| Failure { stage, reason }),
             closed: flag("closed"),
+            files_from: Duration::ZERO,
         },
         logs: value.get("logs")?.as_array()?.iter().map(log).collect::<Option<_>>()?,
     })

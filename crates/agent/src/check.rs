@@ -9,7 +9,7 @@ use nstance_rt::{chain::Chain, clock::SystemClock};
 use crate::{
     disk::Disk,
     enrol::certificate_of,
-    identity_dir::{IdentityDir, prepare},
+    identity_dir::{IdentityDir, inspect},
     link::{TcpNet, dial},
     settings::{Address, Problem, Settings},
 };
@@ -29,14 +29,14 @@ fn bad(text: impl Into<String>) -> Line {
     Line { ok: false, text: text.into() }
 }
 
-/// Looks at everything, in the order the agent would need it. Nothing is changed but that missing directories are made.
+/// Looks at everything, in the order the agent would need it. Nothing is changed.
 pub async fn check(settings: Result<Settings, Vec<Problem>>) -> Vec<Line> {
     let settings = match settings {
         Ok(settings) => settings,
         Err(problems) => return problems.iter().map(|problem| bad(problem.to_string())).collect(),
     };
     let mut lines = vec![good("environment")];
-    match prepare(&settings) {
+    match inspect(&settings) {
         Ok(()) => lines.push(good("directories")),
         Err(problems) => lines.extend(problems.iter().map(|problem| bad(problem.to_string()))),
     }

@@ -12,7 +12,7 @@ use std::{
 
 use nstance_core::{
     ports::clock::{Clock, Entropy},
-    time::Timestamp,
+    time::{Mono, Timestamp},
 };
 use nstance_rt::entropy::hex;
 use tokio::{
@@ -141,6 +141,15 @@ impl Control {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Stopped;
 
+/// How a certificate came.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct Received {
+    serial: String,
+    pub(crate) at: Mono,
+    /// When its issuer wants it renewed, if it told.
+    pub(crate) renew_after: Option<Timestamp>,
+}
+
 pub(crate) struct Context {
     pub(crate) settings: Settings,
     pub(crate) parts: Components,
@@ -157,8 +166,8 @@ pub(crate) struct Context {
     found: Mutex<Option<(Option<IpAddr>, Addresses)>>,
     /// Why no server could be reached, as it was last complained of.
     complaint: Mutex<String>,
-    /// When the last certificate is to be renewed, as its issuer told: serial and time.
-    renewal: Mutex<(String, Option<Timestamp>)>,
+    /// The last certificate that this process received.
+    received: Mutex<Option<Received>>,
 }
 
 impl Context {
@@ -177,7 +186,7 @@ impl Context {
             highest_epoch: AtomicU64::new(0),
             found: Mutex::default(),
             complaint: Mutex::default(),
-            renewal: Mutex::default(),
+            received: Mutex::default(),
         }
     }
 
@@ -223,14 +232,16 @@ impl Context {
         news
     }
 
-    pub(crate) fn tell_renewal(&self, serial: &str, at: Option<Timestamp>) {
-        *self.renewal.lock().unwrap_or_else(PoisonError::into_inner) = (serial.to_owned(), at);
+    /// Takes note of a certificate that came just now, and of when its issuer wants it renewed.
+    pub(crate) fn set_received(&self, serial: &str, renew_after: Option<Timestamp>) {
+        let received = Received { serial: serial.to_owned(), at: self.parts.clock.monotonic(), renew_after };
+        *self.received.lock().unwrap_or_else(PoisonError::into_inner) = Some(received);
     }
 
-    /// When the issuer wants this certificate renewed; unknown for one that an earlier process got.
-    pub(crate) fn told_renewal(&self, serial: &str) -> Option<Timestamp> {
-        let renewal = self.renewal.lock().unwrap_or_else(PoisonError::into_inner);
-        renewal.1.filter(|_| renewal.0 == serial)
+    /// What is known of this certificate beyond what it says; nothing if an earlier process got it.
+    pub(crate) fn received(&self, serial: &str) -> Option<Received> {
+        let received = self.received.lock().unwrap_or_else(PoisonError::into_inner);
+        received.clone().filter(|it| it.serial == serial)
     }
 
     pub(crate) fn now(&self) -> Timestamp {
@@ -250,11 +261,7 @@ impl Context {
         }
     }
 
-    pub(crate) async fn pause(&self, wait: Duration) -> Result<(), Stopped> {
-        self.unless_stopped(sleep(wait)).await
-    }
-
-    /// As [`Self::pause`], but a notice cuts it short: after the wait there may be no machine left to tell of it.
+    /// A notice cuts it short: after the wait there may be no machine left to tell of it.
     pub(crate) async fn pause_unless_urgent(&self, wait: Duration) -> Result<(), Stopped> {
         self.unless_stopped(self.urgent_or(wait)).await
     }

@@ -108,10 +108,11 @@ pub(crate) fn certificate_of(settings: &Settings, key: &KeyPair, chain: &[u8]) -
     (ours && peer.public_key == key.public_key()).then_some(peer)
 }
 
-/// Brings a certificate into the directory. `refused` tells that the one there was turned down, however young it is.
-pub(crate) async fn enrol(ctx: &Context, refused: bool) -> Result<Enrolment, Stopped> {
+/// Brings a certificate into the directory. `refused` tells that the one there was turned down, however young it is;
+/// `help` was made before, so that what is brought from now on counts as brought.
+pub(crate) async fn enrol(ctx: &Context, help: &Help<'_>, refused: bool) -> Result<Enrolment, Stopped> {
     loop {
-        match enrol_once(ctx, refused).await {
+        match enrol_once(ctx, help, refused).await {
             Ok(enrolment) => return Ok(enrolment),
             Err(Hindrance::Stopped) => return Err(Stopped),
             Err(Hindrance::Dir(error @ DirError::Key { .. })) => {
@@ -120,7 +121,7 @@ pub(crate) async fn enrol(ctx: &Context, refused: bool) -> Result<Enrolment, Sto
             Err(Hindrance::Dir(error)) => {
                 // A full or read-only disk may be mended; a machine must not need a restart for it.
                 tracing::warn!(error = %Chain(&error), "cannot enrol yet");
-                ctx.pause(about(DISK_PAUSE, ctx.entropy())).await?;
+                ctx.pause_unless_urgent(about(DISK_PAUSE, ctx.entropy())).await?;
             }
         }
     }
@@ -144,7 +145,7 @@ impl From<DirError> for Hindrance {
     }
 }
 
-async fn enrol_once(ctx: &Context, refused: bool) -> Result<Enrolment, Hindrance> {
+async fn enrol_once(ctx: &Context, help: &Help<'_>, refused: bool) -> Result<Enrolment, Hindrance> {
     let key = match ctx.dir.key()? {
         Some(key) => key,
         None => {
@@ -172,7 +173,7 @@ async fn enrol_once(ctx: &Context, refused: bool) -> Result<Enrolment, Hindrance
                 ctx.dir.write_config_hash(hash)?;
             }
             ctx.dir.write_cluster(&claims.cluster)?;
-            Ok(register(ctx, &key, &nonce, claims.expires_at.plus(LEEWAY)).await?)
+            Ok(register(ctx, help, &key, &nonce, claims.expires_at).await?)
         }
         _ if known.is_some() => Ok(Enrolment::Rejoin),
         (Some(_), Some(Err(error))) => Ok(Enrolment::Fatal(format!("nonce.jwt is malformed: {error}"))),
@@ -180,9 +181,16 @@ async fn enrol_once(ctx: &Context, refused: bool) -> Result<Enrolment, Hindrance
     }
 }
 
-/// Registers with the nonce, for as long as it is good. The machine's clock has no say before the first try: it may be
-/// wrong, and the server's decides.
-async fn register(ctx: &Context, key: &KeyPair, nonce: &str, good_until: Timestamp) -> Result<Enrolment, Stopped> {
+/// Registers with the nonce, for as long as it is good. A clock that stands past its end before the first try may be
+/// wrong: it has no say then, and the server's decides.
+async fn register(
+    ctx: &Context,
+    help: &Help<'_>,
+    key: &KeyPair,
+    nonce: &str,
+    expires_at: Timestamp,
+) -> Result<Enrolment, Stopped> {
+    let good_until = (ctx.now() <= expires_at).then(|| expires_at.plus(LEEWAY));
     let mut waits = Waits::new(ctx, None);
     loop {
         let request = |request| RegisterClientRequest { registration_nonce_jwt: nonce.to_owned(), ..request };
@@ -196,29 +204,31 @@ async fn register(ctx: &Context, key: &KeyPair, nonce: &str, good_until: Timesta
             }
             Err(failed) => match failed.verdict {
                 Verdict::Park => return Ok(Enrolment::Fatal(failed.text())),
-                _ if good_until < ctx.now() => return Ok(Enrolment::Fatal("registration-expired".to_owned())),
-                _ => ctx.pause(waits.next(ctx, &failed, "")).await?,
+                _ if good_until.is_some_and(|until| until < ctx.now()) => {
+                    return Ok(Enrolment::Fatal("registration-expired".to_owned()));
+                }
+                _ if help.came_within(waits.next(ctx, &failed, "")).await? => return Ok(Enrolment::Helped),
+                _ => {}
             },
         }
     }
 }
 
 /// Gets a new certificate for the old key. The counter is on disk before it is on the wire.
-pub(crate) async fn rejoin(ctx: &Context) -> Result<Enrolment, Stopped> {
+pub(crate) async fn rejoin(ctx: &Context, help: &Help<'_>) -> Result<Enrolment, Stopped> {
     let (key, tenant, cluster) = loop {
         match old_identity(ctx) {
             Ok(Ok(found)) => break found,
             Ok(Err(gone)) => return Ok(Enrolment::Fatal(gone.to_owned())),
             Err(error) if error.may_pass() => {
                 tracing::warn!(error = %Chain(&error), "cannot rejoin yet");
-                ctx.pause(about(DISK_PAUSE, ctx.entropy())).await?;
+                ctx.pause_unless_urgent(about(DISK_PAUSE, ctx.entropy())).await?;
             }
             Err(error) => return Ok(Enrolment::Fatal(Chain(&error).to_string())),
         }
     };
     let client_id = ctx.settings.instance.to_string();
     let mut waits = Waits::new(ctx, Some(REJOIN_CAP));
-    let help = Help::new(ctx);
     let counter = loop {
         let stored = ctx.dir.rejoin_counter().and_then(|counter| {
             let counter = counter.next();
@@ -228,7 +238,7 @@ pub(crate) async fn rejoin(ctx: &Context) -> Result<Enrolment, Stopped> {
             Ok(counter) => break counter,
             Err(error) => {
                 tracing::warn!(error = %Chain(&error), "cannot rejoin yet");
-                ctx.pause(about(DISK_PAUSE, ctx.entropy())).await?;
+                ctx.pause_unless_urgent(about(DISK_PAUSE, ctx.entropy())).await?;
             }
         }
     };
@@ -285,12 +295,18 @@ impl<'a> Help<'a> {
         Self { ctx, before: ctx.dir.help() }
     }
 
-    /// Waits that long, and says whether help came. A word cuts the wait short.
+    /// Waits that long, and says whether help came. A word cuts the wait short, and so does a notice: after the wait
+    /// there may be no machine left to tell of it.
     pub(crate) async fn came_within(&self, wait: Duration) -> Result<bool, Stopped> {
+        self.came_during(self.ctx.urgent_or(wait)).await
+    }
+
+    /// As [`Self::came_within`], for whoever has nobody to tell of a notice.
+    pub(crate) async fn came_within_quietly(&self, wait: Duration) -> Result<bool, Stopped> {
         self.came_during(sleep(wait)).await
     }
 
-    pub(crate) async fn came_during(&self, wait: impl Future<Output = ()>) -> Result<bool, Stopped> {
+    async fn came_during(&self, wait: impl Future<Output = ()>) -> Result<bool, Stopped> {
         let reloaded = async {
             tokio::select! {
                 biased;
@@ -444,7 +460,7 @@ pub(crate) fn accept(
         }
     }
     ctx.dir.write_certificate(answer.certificate)?;
-    ctx.tell_renewal(&peer.serial, answer.renew_after);
+    ctx.set_received(&peer.serial, answer.renew_after);
     tracing::info!(from, serial = peer.serial, not_after = %peer.not_after, "certificate received");
     Ok(())
 }

@@ -44,6 +44,8 @@ use crate::{
 #[derive(Default)]
 pub(crate) struct Shared {
     failures: Mutex<Failures>,
+    /// The last batch that was committed.
+    batch: Mutex<String>,
     hook: Hook,
 }
 
@@ -51,11 +53,16 @@ impl Shared {
     fn failures(&self) -> MutexGuard<'_, Failures> {
         self.failures.lock().unwrap_or_else(PoisonError::into_inner)
     }
+
+    pub(crate) fn batch(&self) -> MutexGuard<'_, String> {
+        self.batch.lock().unwrap_or_else(PoisonError::into_inner)
+    }
 }
 
 /// What goes on whether there is a stream or not.
 pub(crate) async fn watch(ctx: &Context) -> Infallible {
     batch::empty_stage(ctx);
+    batch::catch_up(ctx);
     on_change::watch(ctx).await
 }
 

@@ -38,6 +38,7 @@ impl Reports {
             uptime: format!("{}s", machine::uptime().as_secs()),
             files: files::status(ctx).into_iter().collect(),
             config_hash: ctx.dir.config_hash().unwrap_or_default(),
+            batch_id: ctx.files.batch().clone(),
             kind: kind.into(),
             interval_ms: u32::try_from(self.interval.as_millis()).unwrap_or(u32::MAX),
             machine: first.then(machine::facts),

@@ -4,9 +4,10 @@
 //! mode.
 
 use std::{
-    fs::{self, DirBuilder, File, Permissions},
+    collections::BTreeMap,
+    fs::{self, Metadata, Permissions},
     io,
-    os::unix::fs::{DirBuilderExt as _, MetadataExt as _, PermissionsExt as _},
+    os::unix::fs::{MetadataExt as _, PermissionsExt as _},
     path::{Path, PathBuf},
 };
 
@@ -181,44 +182,87 @@ impl IdentityDir {
     }
 }
 
-/// Makes the three directories, or says what is wrong with those that are there.
+/// Makes the three directories that are missing, and says what is wrong with those that are there.
 pub fn prepare(settings: &Settings) -> Result<(), Vec<Problem>> {
+    each(settings, prepare_one)
+}
+
+/// Says the same of what is there, and makes nothing: as another user one would make directories of that user's.
+pub fn inspect(settings: &Settings) -> Result<(), Vec<Problem>> {
+    each(settings, look)
+}
+
+fn each(settings: &Settings, found: fn(&Path, u32) -> Result<Metadata, String>) -> Result<(), Vec<Problem>> {
     let wanted = [
         ("IDENTITY_DIR", &settings.identity, 0o700),
         ("KEYS_DIR", &settings.keys, 0o700),
         ("RECV_DIR", &settings.recv, 0o750),
     ];
-    let problems: Vec<Problem> = wanted
-        .into_iter()
-        .filter_map(|(name, directory, mode)| {
-            let why = prepare_one(&directory.path, mode).err()?;
-            Some(Problem::new(name, format!("{}: {why}", directory.path.display())))
-        })
-        .collect();
+    let mut known = BTreeMap::new();
+    let mut problems = Vec::new();
+    for (name, directory, mode) in wanted {
+        let path = &directory.path;
+        let why = match found(path, mode) {
+            // Paths that differ may lead to one place.
+            Ok(found) => match known.insert((found.dev(), found.ino()), path.display()) {
+                Some(other) => format!("is {other}; use three different directories"),
+                None => continue,
+            },
+            Err(why) => why,
+        };
+        problems.push(Problem::new(name, format!("{}: {why}", path.display())));
+    }
     if problems.is_empty() { Ok(()) } else { Err(problems) }
 }
 
-fn prepare_one(path: &Path, mode: u32) -> Result<(), String> {
-    match fs::metadata(path) {
-        Ok(found) if !found.is_dir() => return Err("is not a directory".to_owned()),
-        Ok(found) if found.mode() & 0o022 != 0 => {
-            return Err(format!("can be written by others (mode {:04o}); use {mode:04o}", found.mode() & 0o7777));
-        }
-        Ok(_) => {}
-        Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            DirBuilder::new()
-                .recursive(true)
-                .mode(mode)
-                .create(path)
-                .map_err(|error| format!("cannot be made: {error}"))?;
-            // The umask may have taken bits away.
-            fs::set_permissions(path, Permissions::from_mode(mode))
-                .map_err(|error| format!("cannot be set up: {error}"))?;
-        }
-        Err(error) => return Err(format!("cannot be looked at: {error}")),
+fn prepare_one(path: &Path, mode: u32) -> Result<Metadata, String> {
+    if is_missing(path) {
+        make(path, mode).map_err(|error| format!("cannot be made: {error}"))?;
     }
-    let probe = path.join(".probe.tmp");
-    File::create(&probe).and_then(|_| fs::remove_file(&probe)).map_err(|error| format!("cannot be written: {error}"))
+    look(path, mode)
+}
+
+fn is_missing(path: &Path) -> bool {
+    fs::metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
+}
+
+/// Makes a directory, and those it lies in: whoever may read what is in it must be able to come there.
+fn make(path: &Path, mode: u32) -> io::Result<()> {
+    if let Some(parent) = path.parent().filter(|parent| is_missing(parent)) {
+        make(parent, 0o755)?;
+    }
+    match fs::create_dir(path) {
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => return Ok(()),
+        made => made?,
+    }
+    // The umask may have taken bits away.
+    fs::set_permissions(path, Permissions::from_mode(mode))
+}
+
+fn look(path: &Path, mode: u32) -> Result<Metadata, String> {
+    match fs::metadata(path) {
+        Ok(found) if !found.is_dir() => Err("is not a directory".to_owned()),
+        Ok(found) if found.mode() & 0o022 != 0 => {
+            Err(format!("can be written by others (mode {:04o}); use {mode:04o}", found.mode() & 0o7777))
+        }
+        Ok(found) => ask_to_write(path).map(|()| found).map_err(|error| format!("cannot be written: {error}")),
+        Err(error) if error.kind() == io::ErrorKind::NotFound => {
+            let parent = path.ancestors().find(|it| !is_missing(it)).unwrap_or(path);
+            Err(match ask_to_write(parent) {
+                Ok(()) => {
+                    format!("is not there; the agent makes it if its user can write {}, as you can", parent.display())
+                }
+                Err(error) => format!("is not there, and {} cannot be written: {error}", parent.display()),
+            })
+        }
+        Err(error) => Err(format!("cannot be looked at: {error}")),
+    }
+}
+
+/// Asked rather than tried: where the file of a trial would lie, somebody may have put a link or a pipe.
+fn ask_to_write(path: &Path) -> rustix::io::Result<()> {
+    use rustix::fs::Access;
+    rustix::fs::access(path, Access::READ_OK | Access::WRITE_OK | Access::EXEC_OK)
 }
 
 #[cfg(test)]
@@ -315,5 +359,75 @@ mod tests {
         let file = outer.path().join("file");
         fs::write(&file, "").unwrap();
         assert!(prepare_one(&file, 0o700).is_err());
+    }
+
+    #[test]
+    fn planted_links_and_pipes_are_left_alone() {
+        let (outer, _) = directory();
+        fs::set_permissions(outer.path(), Permissions::from_mode(0o700)).unwrap();
+        let (linked, pipe) = (tempfile::NamedTempFile::new().unwrap(), outer.path().join("pipe"));
+        fs::write(linked.path(), "dear").unwrap();
+        rustix::fs::mknodat(rustix::fs::CWD, &pipe, rustix::fs::FileType::Fifo, 0o600.into(), 0).unwrap();
+        let planted = outer.path().join(".probe.tmp");
+        for target in [linked.path(), &pipe] {
+            std::os::unix::fs::symlink(target, &planted).unwrap();
+            prepare_one(outer.path(), 0o700).unwrap();
+            assert_eq!(fs::read_link(&planted).unwrap(), target);
+            fs::remove_file(&planted).unwrap();
+        }
+        assert_eq!(fs::read_to_string(linked.path()).unwrap(), "dear");
+    }
+
+    /// Settings of an agent whose directories are these, below `outer`.
+    fn settings(outer: &Path, [identity, keys, recv]: [&str; 3]) -> Settings {
+        let directories = [("IDENTITY_DIR", identity), ("KEYS_DIR", keys), ("RECV_DIR", recv)];
+        let read = Settings::read(|name| {
+            let found = directories.iter().find(|(directory, _)| name.strip_prefix("NSTANCE_") == Some(directory));
+            let path = found.map(|(_, path)| outer.join(path).display().to_string());
+            path.or_else(|| name.ends_with("_ADDR").then(|| "[::1]:1".to_owned()))
+                .filter(|_| name != "NSTANCE_HEALTH_ADDR")
+                .or_else(|| (name == "NSTANCE_INSTANCE_ID").then(|| "knc06bgm7733st2576nx5jht4ecjw".to_owned()))
+        });
+        read.unwrap()
+    }
+
+    fn problems(found: Result<(), Vec<Problem>>) -> Vec<String> {
+        found.unwrap_err().iter().map(ToString::to_string).collect()
+    }
+
+    #[test]
+    fn others_can_come_to_a_directory_that_was_made_for_them() {
+        let outer = tempfile::tempdir().unwrap();
+        prepare(&settings(outer.path(), ["a/b/identity", "a/b/keys", "a/b/recv"])).unwrap();
+        let modes = ["a", "a/b", "a/b/identity", "a/b/keys", "a/b/recv"].map(|it| mode(&outer.path().join(it)));
+        assert_eq!(modes, [0o755, 0o755, 0o700, 0o700, 0o750]);
+        prepare(&settings(outer.path(), ["c/../d/identity", "c/keys", "c/recv"])).unwrap();
+        assert_eq!(mode(&outer.path().join("d/identity")), 0o700);
+    }
+
+    #[test]
+    fn one_directory_under_several_names_is_refused() {
+        let outer = tempfile::tempdir().unwrap();
+        let roundabout = problems(prepare(&settings(outer.path(), ["a/recv", "keys", "a/../a/recv"])));
+        assert_eq!(roundabout.len(), 1);
+        assert!(roundabout[0].starts_with("NSTANCE_RECV_DIR: "), "{roundabout:?}");
+        assert!(roundabout[0].ends_with("/a/recv; use three different directories"), "{roundabout:?}");
+        std::os::unix::fs::symlink("a/recv", outer.path().join("link")).unwrap();
+        let linked = problems(prepare(&settings(outer.path(), ["a/recv", "link", "recv"])));
+        assert!(linked[0].starts_with("NSTANCE_KEYS_DIR: "), "{linked:?}");
+    }
+
+    #[test]
+    fn who_merely_looks_makes_nothing() {
+        let outer = tempfile::tempdir().unwrap();
+        let settings = settings(outer.path(), ["a/i", "a/k", "r"]);
+        let place = outer.path().display();
+        let told = format!(
+            "NSTANCE_KEYS_DIR: {place}/a/k: is not there; the agent makes it if its user can write {place}, as you can"
+        );
+        assert_eq!(problems(inspect(&settings))[1], told);
+        assert_eq!(fs::read_dir(outer.path()).unwrap().count(), 0);
+        prepare(&settings).unwrap();
+        inspect(&settings).unwrap();
     }
 }

@@ -5,11 +5,12 @@ use std::{
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
+    time::Duration,
 };
 
 use nstance_agent::{
     Components, Control, Endpoints, State, TcpNet,
-    boot::spool::{Word, say},
+    boot::spool::{SpoolError, Word, say},
     check::check,
     cli::{self, Command},
     disk::Disk,
@@ -31,6 +32,12 @@ use tokio::signal::unix::{SignalKind, signal};
 /// `EX_CONFIG` of sysexits: the service manager shows it, and its backoff keeps the restarts slow.
 const BAD_CONFIG: u8 = 78;
 const BAD_USAGE: u8 = 64;
+
+/// Names are looked up on threads of their own. Few: a resolver that does not answer must not get all tasks that the unit
+/// grants. And kept: if something else has got them, no other thread can be started, which would end the process.
+const LOOKUP: &str = "lookup";
+const MAX_LOOKUPS: usize = 4;
+const LOOKUPS_LAST: Duration = Duration::from_secs(u32::MAX as u64);
 
 /// Where the kernel shares the processors between sessions first, a new session begins as everybody's equal, and the
 /// low priority that our parent gave us would mean nothing. Elsewhere the file is not there.
@@ -94,7 +101,7 @@ fn fail(error: &(dyn std::error::Error + 'static)) -> ExitCode {
 
 /// For commands that need nothing of the settings but where the agent keeps its identity.
 fn with_identity(work: impl FnOnce(&Path) -> ExitCode) -> ExitCode {
-    match identity_path(|name| std::env::var(name).ok()) {
+    match identity_path(|name| std::env::var_os(name)) {
         Ok(identity) => work(&identity),
         Err(problem) => refuse(&[problem]),
     }
@@ -103,6 +110,11 @@ fn with_identity(work: impl FnOnce(&Path) -> ExitCode) -> ExitCode {
 fn tell(identity: &Path, word: &Word) -> ExitCode {
     match say(identity, &Host::machine(), SystemClock.now(), word) {
         Ok(()) => ExitCode::SUCCESS,
+        // Scripts that end at the first failure must not end because they said too much.
+        Err(error @ SpoolError::Full { .. }) if !word.is_verdict() => {
+            eprintln!("{}", Chain(&error));
+            ExitCode::SUCCESS
+        }
         Err(error) => fail(&error),
     }
 }
@@ -119,11 +131,13 @@ fn status(identity: &Path, json: bool) -> ExitCode {
 
 /// One thread is all the agent needs.
 fn on_runtime(work: impl Future<Output = ExitCode>) -> ExitCode {
-    match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+    let mut builder = tokio::runtime::Builder::new_current_thread();
+    builder.enable_all().thread_name(LOOKUP).max_blocking_threads(MAX_LOOKUPS).thread_keep_alive(LOOKUPS_LAST);
+    match builder.build() {
         Ok(runtime) => {
+            runtime.spawn_blocking(|| ());
             let code = runtime.block_on(work);
-            // Names are looked up on threads of their own. One whose resolver does not answer would hold up our end by
-            // many seconds, and a stop must take two at most.
+            // A look-up that gets no answer would hold up our end by many seconds, and a stop must take two at most.
             runtime.shutdown_background();
             code
         }
@@ -189,9 +203,25 @@ async fn run(settings: Settings, debug: bool) -> ExitCode {
 
 #[cfg(test)]
 mod tests {
-    use std::{sync::mpsc, time::Duration};
+    use std::{fs, sync::mpsc};
 
     use super::*;
+
+    #[test]
+    fn thread_for_names_is_there_before_the_first_one() {
+        on_runtime(async {
+            let threads = || fs::read_dir("/proc/self/task").unwrap().flatten();
+            let named = |name: String| name.trim() == LOOKUP;
+            let found = || threads().any(|it| fs::read_to_string(it.path().join("comm")).is_ok_and(named));
+            let until_found = async {
+                while !found() {
+                    tokio::task::yield_now().await;
+                }
+            };
+            tokio::time::timeout(Duration::from_secs(30), until_found).await.expect("a thread");
+            ExitCode::SUCCESS
+        });
+    }
 
     #[test]
     fn process_ends_while_a_name_is_still_looked_up() {

@@ -154,6 +154,21 @@ async fn identify(ctx: &Context, cloud: Cloud) -> Result<(Source<'_>, Place), Tr
     })
 }
 
+/// What stands in an answer, one by one.
+type Read = Vec<Result<Found, &'static str>>;
+
+/// Tells what could be read: something odd must not hide what stands beside it. What could not is still an error.
+fn tell_all(ctx: &Context, path: &str, all: Read) -> Result<(), Trouble> {
+    let mut done = Ok(());
+    for found in all {
+        match found {
+            Ok(found) => tell(ctx, &found),
+            Err(what) => done = done.and(Err(Trouble::malformed(path, what))),
+        }
+    }
+    done
+}
+
 /// Tells the server, unless it has been told as much.
 fn tell(ctx: &Context, found: &Found) {
     let told = ctx.board.notice();

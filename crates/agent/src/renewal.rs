@@ -3,10 +3,15 @@
 
 use std::time::Duration;
 
-use nstance_core::time::Timestamp;
-use nstance_identity::{keys::KeyPair, peer::Peer, renew::renew_at};
+use nstance_core::time::{Mono, Timestamp};
+use nstance_identity::{
+    issue::BACKDATING,
+    keys::KeyPair,
+    peer::Peer,
+    renew::{renew_after, renew_at},
+};
 use nstance_proto::v1::{RenewCertificateRequest, RenewCertificateResponse};
-use nstance_rt::{backoff::Backoff, chain::Chain};
+use nstance_rt::{backoff::Backoff, chain::Chain, entropy::jitter};
 use tokio::time::{sleep, timeout};
 use tonic::{Request, Status};
 
@@ -40,17 +45,55 @@ pub(crate) enum Renewed {
 #[derive(Debug, Default)]
 pub(crate) struct Schedule {
     serial: String,
-    at: Option<Timestamp>,
+    due: Option<Due>,
 }
 
 impl Schedule {
-    fn at(&mut self, ctx: &Context, peer: &Peer) -> Timestamp {
-        if self.serial != peer.serial || self.at.is_none() {
-            let told = ctx.told_renewal(&peer.serial);
+    /// How long until it is time; zero if it is.
+    fn wait(&mut self, ctx: &Context, peer: &Peer) -> Duration {
+        if self.serial != peer.serial {
             self.serial.clone_from(&peer.serial);
-            self.at = Some(renew_at(told, peer.not_before, peer.not_after, ctx.entropy()));
+            self.due = None;
         }
-        self.at.unwrap_or(peer.not_after)
+        let due = self.due.get_or_insert_with(|| {
+            let received = ctx.received(&peer.serial);
+            let told = received.as_ref().and_then(|it| it.renew_after);
+            let at = renew_at(told, peer.not_before, peer.not_after, ctx.entropy());
+            let issued = peer.not_before.plus(BACKDATING);
+            let wanted = told.unwrap_or_else(|| renew_after(peer.not_before, peer.not_after)).since(issued);
+            let (least, most) = (wanted / 2, at.since(issued).max(wanted / 2));
+            Due { at, received: received.map(|it| Came { at: it.at, least, most }) }
+        });
+        due.wait(ctx.now(), ctx.parts.clock.monotonic())
+    }
+}
+
+/// When a certificate is due, by two clocks. The wall clock may be wrong: if it is far ahead, every certificate is due
+/// as it comes, and if it is far behind, none before its end. The monotonic clock knows how long ago a certificate came
+/// to this process, and thereby about its age.
+#[derive(Debug)]
+struct Due {
+    at: Timestamp,
+    /// Unknown of one that an earlier process got.
+    received: Option<Came>,
+}
+
+/// When a certificate came, and for how long it is kept from then on, whatever the wall clock says: half of the time
+/// that its issuer wants, and all of it. Half, because it may have been made some time before it came; so a wrong clock
+/// costs the server twice the renewals at most.
+#[derive(Debug, Clone, Copy)]
+struct Came {
+    at: Mono,
+    least: Duration,
+    most: Duration,
+}
+
+impl Due {
+    fn wait(&self, now: Timestamp, mono: Mono) -> Duration {
+        let wait = self.at.since(now);
+        let Some(came) = self.received else { return wait };
+        let had = mono.since(came.at);
+        wait.clamp(came.least.saturating_sub(had), came.most.saturating_sub(had))
     }
 }
 
@@ -61,13 +104,17 @@ pub(crate) async fn renew(ctx: &Context, client: &Client, schedule: &mut Schedul
     loop {
         let wait = match current(ctx) {
             None => LOOK,
-            Some((key, peer)) => match schedule.at(ctx, &peer) {
-                at if ctx.now() < at => at.since(ctx.now()).min(LOOK),
-                _ => match once(ctx, client, &key).await {
+            Some((key, peer)) => match schedule.wait(ctx, &peer) {
+                Duration::ZERO => match once(ctx, client, &key).await {
                     Ok(link) => return Renewed::Moved(link),
                     Err(Failed::Ended(ended)) => return Renewed::Ended(*ended),
-                    Err(Failed::Later(retry)) => retry.unwrap_or_else(|| backoff.next(ctx.entropy())),
+                    Err(Failed::Later(told)) => {
+                        let ours = backoff.next(ctx.entropy());
+                        // It replaces the bound, as everywhere, but haste is never needed here.
+                        told.map_or(ours, |bound| jitter(ctx.entropy(), bound.max(RETRY_BASE)))
+                    }
                 },
+                wait => wait.min(LOOK),
             },
         };
         sleep(wait).await;
@@ -138,4 +185,37 @@ fn take(ctx: &Context, key: &KeyPair, answer: &RenewCertificateResponse) -> Resu
         renew_after,
     };
     accept(ctx, key, &present, &answered)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const HOUR: Duration = Duration::from_secs(3600);
+    const NOW: Timestamp = Timestamp::from_millis(1_769_860_800_000);
+
+    /// How long after it came a certificate is renewed that is planned for 16 hours, by a clock that is off.
+    fn renewed_after(received: Option<Came>, clock: impl Fn(Timestamp) -> Timestamp) -> Duration {
+        let due = Due { at: NOW.plus(HOUR * 16), received };
+        let at = |had: Duration| due.wait(clock(NOW.plus(had)), Mono::from_start(HOUR + had));
+        let wait = at(Duration::ZERO);
+        assert_eq!(at(wait), Duration::ZERO, "what is waited for is the time");
+        wait
+    }
+
+    #[test]
+    fn wrong_clock_renews_twice_as_often_at_most_and_never_too_late() {
+        let came = Some(Came { at: Mono::from_start(HOUR), least: HOUR * 8, most: HOUR * 16 });
+        assert_eq!(renewed_after(came, |now| now), HOUR * 16);
+        assert_eq!(renewed_after(came, |now| now.plus(HOUR * 4)), HOUR * 12);
+        assert_eq!(renewed_after(came, |now| now.plus(HOUR * 9)), HOUR * 8);
+        assert_eq!(renewed_after(came, |now| now.plus(HOUR * 9000)), HOUR * 8);
+        assert_eq!(renewed_after(came, |now| now.minus(HOUR * 9000)), HOUR * 16);
+    }
+
+    #[test]
+    fn certificate_of_an_earlier_process_is_renewed_by_the_wall_clock() {
+        assert_eq!(renewed_after(None, |now| now.plus(HOUR * 12)), HOUR * 4);
+        assert_eq!(renewed_after(None, |now| now.plus(HOUR * 20)), Duration::ZERO);
+    }
 }

@@ -113,7 +113,12 @@ impl Teller {
         let half = self.manager.as_ref().and_then(|manager| manager.watchdog).map(|period| period / 2);
         loop {
             let state = states.borrow_and_update().clone();
-            self.tell(&state);
+            self.notify(&state);
+            // While we leave, the goodbye is what counts: a slow disk must not hold up the one thread it needs. That we
+            // left is written at the end.
+            if state != State::Leaving {
+                self.write(&state);
+            }
             loop {
                 let beat = async {
                     match half {
@@ -138,6 +143,11 @@ impl Teller {
 
     /// Tells one state.
     pub fn tell(&mut self, state: &State) {
+        self.notify(state);
+        self.write(state);
+    }
+
+    fn notify(&mut self, state: &State) {
         if let Some(manager) = &self.manager {
             let mut words = format!("STATUS={}", state.as_str());
             if let State::Parked(why) = state {
@@ -154,6 +164,9 @@ impl Teller {
             words.push_str("\nWATCHDOG=1");
             manager.tell(&words);
         }
+    }
+
+    fn write(&mut self, state: &State) {
         let mut file = json!({
             "state": state.as_str(),
             "since": self.clock.now().to_string(),
@@ -309,6 +322,35 @@ mod tests {
             never = teller.run(&control) => match never {},
             () = script => {}
         }
+    }
+
+    /// The disk may be slow, and the goodbye needs the thread.
+    #[tokio::test(start_paused = true)]
+    async fn disk_is_not_touched_between_a_stop_and_the_end() {
+        let sockets = tempfile::tempdir().unwrap();
+        let path = sockets.path().join("notify");
+        let manager = UnixDatagram::bind(&path).unwrap();
+        manager.set_nonblocking(true).unwrap();
+        let (_dir, mut teller) = teller(path.as_os_str(), None);
+        let place = teller.place.clone();
+        let left = || Status::parse(&fs::read(&place).unwrap()).unwrap().json["state"].as_str().unwrap().to_owned();
+        let control = Control::new();
+        control.set(State::Serving);
+        let script = async {
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            assert_eq!(left(), "serving");
+            heard(&manager);
+            control.set(State::Leaving);
+            tokio::time::sleep(Duration::from_millis(1)).await;
+            assert_eq!(heard(&manager), ["STATUS=leaving\nSTOPPING=1\nWATCHDOG=1"]);
+        };
+        tokio::select! {
+            never = teller.run(&control) => match never {},
+            () = script => {}
+        }
+        assert_eq!(left(), "serving");
+        teller.tell(&State::Leaving);
+        assert_eq!(left(), "leaving");
     }
 
     #[tokio::test(start_paused = true)]

@@ -55,8 +55,10 @@ const LONG_PAUSE: Duration = Duration::from_secs(60);
 
 /// The whole farewell takes two seconds at most: half a second to decide and reach the server where there is a stream.
 const FAREWELL_LIMIT: Duration = Duration::from_millis(1900);
-const FAREWELL_DIAL: Duration = Duration::from_millis(1500);
 const FAREWELL_ANSWER: Duration = Duration::from_secs(1);
+
+/// To reach a server for the sake of a farewell or a notice.
+const HASTY_DIAL: Duration = Duration::from_millis(1500);
 
 /// A certificate that begins to be good only this far ahead means that our clock is wrong, not the issuer's.
 const CLOCK_DOUBT: Duration = Duration::from_secs(3600);
@@ -108,6 +110,16 @@ impl From<Status> for Ended {
 }
 
 pub(crate) async fn serve(ctx: &Context, reports: &mut Reports) -> SessionOver {
+    match serve_until_stopped(ctx, reports).await {
+        Ok(over) => over,
+        Err(Stopped) => {
+            farewell(ctx, reports).await;
+            SessionOver::Left
+        }
+    }
+}
+
+async fn serve_until_stopped(ctx: &Context, reports: &mut Reports) -> Result<SessionOver, Stopped> {
     let clock = &ctx.parts.clock;
     let mut reconnect = Reconnect::new(clock.monotonic());
     let mut schedule = Schedule::default();
@@ -126,41 +138,38 @@ pub(crate) async fn serve(ctx: &Context, reports: &mut Reports) -> SessionOver {
                     // A disk may be mended; a machine must not need a restart for it.
                     Err(Unusable::ForNow(why)) => {
                         tracing::warn!(why, "cannot connect yet");
-                        if ctx.pause_unless_urgent(about(DISK_PAUSE, ctx.entropy())).await.is_err() {
-                            farewell(ctx, reports).await;
-                            return SessionOver::Left;
+                        if pause(ctx, &mut help, about(DISK_PAUSE, ctx.entropy())).await? {
+                            return Ok(SessionOver::Helped);
                         }
                         continue;
                     }
-                    Err(Unusable::Gone(why)) => return SessionOver::Park(why),
+                    Err(Unusable::Gone(why)) => return Ok(SessionOver::Park(why)),
                 };
-                match ctx.unless_stopped(open(ctx, &tls)).await {
-                    Ok(Ok(link)) => (link, None),
-                    Ok(Err(NotOpened { remark })) => {
+                match ctx.unless_stopped(open_unless_urgent(ctx, &tls)).await? {
+                    Ok(link) => (link, None),
+                    Err(NotOpened { remark }) => {
                         if remark.is_some() {
                             ctx.board.set_remark(remark);
                         }
                         // Nobody may be there to refuse it; but whoever is there will.
                         if is_run_out(ctx) {
                             tracing::warn!("certificate has run out while no server was reached");
-                            return SessionOver::Rejoin;
+                            return Ok(SessionOver::Rejoin);
                         }
                         let wait = reconnect.failed(None, clock.monotonic(), ctx.entropy());
-                        if ctx.pause_unless_urgent(wait).await.is_err() {
-                            farewell(ctx, reports).await;
-                            return SessionOver::Left;
+                        if pause(ctx, &mut help, wait).await? {
+                            return Ok(SessionOver::Helped);
                         }
                         continue;
-                    }
-                    Err(Stopped) => {
-                        farewell(ctx, reports).await;
-                        return SessionOver::Left;
                     }
                 }
             }
         };
         let opened = clock.monotonic();
         let ended = converse(ctx, link, old, reports, &mut schedule).await;
+        if !ctx.control.is(&State::Dismissed) {
+            help = None;
+        }
         let now = clock.monotonic();
         let served = now.since(opened);
         if SETTLED_AFTER <= served {
@@ -174,27 +183,23 @@ pub(crate) async fn serve(ctx: &Context, reports: &mut Reports) -> SessionOver {
             ended => ended,
         };
         match after(ctx, ended, &mut reconnect, now) {
-            Err(over) => return over,
-            Ok(wait) => {
-                let dismissed = ctx.control.is(&State::Dismissed);
-                help = help.filter(|_| dismissed);
-                let paused = if dismissed {
-                    let help = help.get_or_insert_with(|| Help::new(ctx));
-                    help.came_during(ctx.urgent_or(wait)).await
-                } else {
-                    ctx.pause_unless_urgent(wait).await.map(|()| false)
-                };
-                match paused {
-                    Ok(true) => return SessionOver::Helped,
-                    Ok(false) => {}
-                    Err(Stopped) => {
-                        farewell(ctx, reports).await;
-                        return SessionOver::Left;
-                    }
-                }
-            }
+            Err(over) => return Ok(over),
+            Ok(wait) if pause(ctx, &mut help, wait).await? => return Ok(SessionOver::Helped),
+            Ok(_) => {}
         }
     }
+}
+
+/// Waits before the next connection. A dismissed agent waits long, for whatever reason it does, and takes help
+/// meanwhile; the answer is whether some came.
+async fn pause<'a>(ctx: &'a Context, help: &mut Option<Help<'a>>, wait: Duration) -> Result<bool, Stopped> {
+    if ctx.control.is(&State::Dismissed) {
+        let wait = wait.max(about(LONG_PAUSE, ctx.entropy()));
+        return help.get_or_insert_with(|| Help::new(ctx)).came_within(wait).await;
+    }
+    // Before the pause, which may be long: there is no session any more.
+    ctx.control.set(State::Connecting);
+    ctx.pause_unless_urgent(wait).await.map(|()| false)
 }
 
 /// What to do once a connection has ended: wait that long, or stop trying.
@@ -203,7 +208,8 @@ fn after(ctx: &Context, ended: Ended, reconnect: &mut Reconnect, now: Mono) -> R
         Ended::Left => return Err(SessionOver::Left),
         Ended::Deposed => {
             tracing::warn!("server speaks in an epoch that is over");
-            return Ok(reconnect.handed_over(None, ctx.entropy()));
+            // If epochs went back for good, nobody else is there to be found.
+            return Ok(reconnect.failed(None, now, ctx.entropy()));
         }
         Ended::Moved(..) => return Ok(Duration::ZERO),
         Ended::Clean => {
@@ -231,7 +237,8 @@ fn after(ctx: &Context, ended: Ended, reconnect: &mut Reconnect, now: Mono) -> R
                 tracing::warn!(error = %refusal, next = HELP, "the server no longer counts on this machine");
             }
             ctx.control.set(State::Dismissed);
-            Ok(about(LONG_PAUSE, ctx.entropy()))
+            // How long such a pause is does not depend on why it is made.
+            Ok(Duration::ZERO)
         }
         Verdict::Shared => {
             tracing::error!(detail = "identity-shared", "another process uses this machine's identity");
@@ -293,6 +300,31 @@ fn is_run_out(ctx: &Context) -> bool {
 pub(crate) struct NotOpened {
     /// What is worth telling of it beside the log.
     remark: Option<&'static str>,
+}
+
+/// As [`open`]. A notice that waits, or comes meanwhile, is worth one attempt in haste first: a round in which every
+/// address gets its time may be longer than the machine has.
+async fn open_unless_urgent(ctx: &Context, tls: &Arc<ClientConfig>) -> Result<Link, NotOpened> {
+    let round = async {
+        tokio::select! {
+            biased;
+            () = ctx.board.urgent() => None,
+            opened = open(ctx, tls) => Some(opened),
+        }
+    };
+    if !ctx.board.take_haste()
+        && let Some(opened) = round.await
+    {
+        return opened;
+    }
+    ctx.board.take_haste();
+    match open_in_haste(ctx, tls).await {
+        Some(link) => {
+            ctx.is_news("");
+            Ok(link)
+        }
+        None => open(ctx, tls).await,
+    }
 }
 
 /// Dials the addresses in order; the first that answers is it. All of them failing is one step of the backoff.
@@ -549,13 +581,28 @@ async fn farewell(ctx: &Context, reports: &mut Reports) {
     let told = async {
         set_stop_notice(ctx).await;
         let Ok(tls) = tls_of(ctx) else { return false };
-        let Ok(Ok(link)) = timeout(FAREWELL_DIAL, open(ctx, &tls)).await else { return false };
+        let Some(link) = open_in_haste(ctx, &tls).await else { return false };
         ctx.find(link.local);
         let notice = reports.make(ctx, ReportKind::Notice);
         say_goodbye(AgentServiceClient::new(link.channel), notice).await
     };
     let told = timeout(FAREWELL_LIMIT, told).await.unwrap_or(false);
     tracing::info!(told, "left without a session");
+}
+
+/// As [`open`], in the time that a farewell or a notice has: each address gets its share of what is left, so that one that swallows
+/// everything does not take the time of the others.
+async fn open_in_haste(ctx: &Context, tls: &Arc<ClientConfig>) -> Option<Link> {
+    let until = Instant::now() + HASTY_DIAL;
+    let mut n_left = u32::try_from(ctx.settings.agent.len()).unwrap_or(u32::MAX);
+    for address in &ctx.settings.agent {
+        let share = until.saturating_duration_since(Instant::now()) / n_left;
+        if let Ok(Ok(link)) = timeout(share, dial(&*ctx.parts.net, tls, address)).await {
+            return Some(link);
+        }
+        n_left -= 1;
+    }
+    None
 }
 
 /// One report on a stream of its own, half-closed at once.

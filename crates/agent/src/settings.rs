@@ -3,7 +3,7 @@
 //! Some are not used by the parts that exist today. They are read and judged all the same: a machine image is built
 //! once, and a typing error must show on the first boot, not with some later version.
 
-use std::{collections::BTreeMap, net::IpAddr, net::SocketAddr, path::PathBuf, time::Duration};
+use std::{collections::BTreeMap, ffi::OsString, net::IpAddr, net::SocketAddr, path::PathBuf, time::Duration};
 
 use nstance_core::ids::InstanceId;
 pub use nstance_identity::link::Address;
@@ -94,22 +94,26 @@ pub struct Settings {
 impl Settings {
     /// Reads variables through `get`, which is given full names. An empty value counts as unset.
     pub fn read(get: impl Fn(&str) -> Option<String>) -> Result<Self, Vec<Problem>> {
-        let mut env = Env { get: &get, problems: Vec::new() };
+        Self::read_raw(&|name| get(name).map(OsString::from))
+    }
+
+    pub fn from_env() -> Result<Self, Vec<Problem>> {
+        Self::read_raw(&|name| std::env::var_os(name))
+    }
+
+    fn read_raw(get: &dyn Fn(&str) -> Option<OsString>) -> Result<Self, Vec<Problem>> {
+        let mut env = Env { get, problems: Vec::new() };
         let settings = env.settings();
         match settings {
             Some(settings) if env.problems.is_empty() => Ok(settings),
             _ => Err(env.problems),
         }
     }
-
-    pub fn from_env() -> Result<Self, Vec<Problem>> {
-        Self::read(|name| std::env::var(name).ok())
-    }
 }
 
 /// Where the agent keeps its identity, for commands that need no other setting.
-pub fn identity_path(get: impl Fn(&str) -> Option<String>) -> Result<PathBuf, Problem> {
-    let mut env = Env { get: &get, problems: Vec::new() };
+pub fn identity_path<V: Into<OsString>>(get: impl Fn(&str) -> Option<V>) -> Result<PathBuf, Problem> {
+    let mut env = Env { get: &|name| get(name).map(Into::into), problems: Vec::new() };
     let directory = env.directory("IDENTITY", "identity", 0o600, Grouped::No);
     match env.problems.into_iter().find(|problem| problem.variable.ends_with("_DIR")) {
         Some(problem) => Err(problem),
@@ -118,7 +122,7 @@ pub fn identity_path(get: impl Fn(&str) -> Option<String>) -> Result<PathBuf, Pr
 }
 
 struct Env<'a> {
-    get: &'a dyn Fn(&str) -> Option<String>,
+    get: &'a dyn Fn(&str) -> Option<OsString>,
     problems: Vec<Problem>,
 }
 
@@ -127,15 +131,20 @@ impl Env<'_> {
         let instance = self.instance();
         let registration = self.addresses("SERVER_REGISTRATION_ADDR");
         let agent = self.addresses("SERVER_AGENT_ADDR");
-        let settings = Settings {
-            debug: self.or("DEBUG", false, parse_bool, "use true or false"),
-            environment: self.text("ENVIRONMENT").unwrap_or_else(|| "development".to_owned()),
+        let debug = self.or("DEBUG", false, parse_bool, "use true or false");
+        let environment = self.text("ENVIRONMENT").unwrap_or_else(|| "development".to_owned());
+        let identity = self.directory("IDENTITY", "identity", 0o600, Grouped::No);
+        let keys = self.directory("KEYS", "keys", 0o600, Grouped::Yes);
+        let recv = self.directory("RECV", "recv", 0o640, Grouped::Yes);
+        self.check_directories([("IDENTITY_DIR", &identity), ("KEYS_DIR", &keys), ("RECV_DIR", &recv)]);
+        Some(Settings {
+            debug,
+            environment,
             registration,
             agent,
-            identity: self.directory("IDENTITY", "identity", 0o600, Grouped::No),
-            keys: self.directory("KEYS", "keys", 0o600, Grouped::Yes),
-            recv: self.directory("RECV", "recv", 0o640, Grouped::Yes),
-            instance: instance?,
+            identity,
+            keys,
+            recv,
             overrides: Overrides {
                 hostname: self.checked("INSTANCE_HOSTNAME", is_host, "use a host name of letters, digits, `-` and `.`"),
                 fqdn: self.checked("INSTANCE_FQDN", is_host, "use a host name of letters, digits, `-` and `.`"),
@@ -170,17 +179,28 @@ impl Env<'_> {
             health_addr: self
                 .text("HEALTH_ADDR")
                 .and_then(|text| self.keep("HEALTH_ADDR", text.parse().ok(), "use address:port")),
-        };
-        self.check_directories(&settings);
-        Some(settings)
+            // The last: without it there are no settings, and all others are to be judged before.
+            instance: instance?,
+        })
     }
 
+    /// The first problem of a variable is the one to be told: others may follow from it.
     fn problem(&mut self, name: &str, why: impl Into<String>) {
-        self.problems.push(Problem::new(name, why));
+        let problem = Problem::new(name, why);
+        if self.problems.iter().all(|it| it.variable != problem.variable) {
+            self.problems.push(problem);
+        }
     }
 
-    fn text(&self, name: &str) -> Option<String> {
-        (self.get)(&format!("{PREFIX}{name}")).filter(|value| !value.is_empty())
+    fn text(&mut self, name: &str) -> Option<String> {
+        let value = (self.get)(&format!("{PREFIX}{name}")).filter(|value| !value.is_empty())?;
+        match value.into_string() {
+            Ok(text) => Some(text),
+            Err(value) => {
+                self.problem(name, format!("`{}` cannot be used: use UTF-8", value.display()));
+                None
+            }
+        }
     }
 
     fn required(&mut self, name: &str) -> Option<String> {
@@ -235,10 +255,11 @@ impl Env<'_> {
     }
 
     fn instance(&mut self) -> Option<InstanceId> {
+        let kind = self.text("INSTANCE_KIND");
         let text = self.required("INSTANCE_ID")?;
         let rule = "use the id the server gave: three letters and 26 characters of 0-9 a-z without i, l, o, u";
         let id: InstanceId = self.keep("INSTANCE_ID", text.parse().ok(), rule)?;
-        if let Some(kind) = self.text("INSTANCE_KIND")
+        if let Some(kind) = kind
             && kind != id.kind().as_str()
         {
             self.problem("INSTANCE_KIND", format!("`{kind}` is not the kind of {id}; leave it out"));
@@ -262,11 +283,9 @@ impl Env<'_> {
         Directory { path, file_mode, group }
     }
 
-    fn check_directories(&mut self, settings: &Settings) {
+    fn check_directories(&mut self, all: [(&str, &Directory); 3]) {
         let mut names = BTreeMap::new();
-        for (name, directory) in
-            [("IDENTITY_DIR", &settings.identity), ("KEYS_DIR", &settings.keys), ("RECV_DIR", &settings.recv)]
-        {
+        for (name, directory) in all {
             if let Some(other) = names.insert(directory.path.clone(), name) {
                 let path = directory.path.display();
                 self.problem(name, format!("`{path}` is {PREFIX}{other} too; use three different directories"));

@@ -15,9 +15,16 @@ use std::{
 };
 
 use common::World;
+use nstance_agent::{
+    boot::spool::{StageName, Word, say},
+    host::Host,
+};
+use nstance_core::ports::clock::Clock as _;
 use nstance_identity::keys::KeyPair;
+use nstance_proto::v1::ReportKind;
 use nstance_rt::clock::SystemClock;
 use serde_json::Value;
+use tokio::{net::TcpListener, sync::mpsc, time::Instant};
 
 const HOUR: Duration = Duration::from_secs(3600);
 
@@ -49,7 +56,11 @@ struct Running {
 
 impl Running {
     fn start(directory: &Path) -> Self {
-        let mut child = agent(directory).stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
+        Self::of(&mut agent(directory))
+    }
+
+    fn of(command: &mut Command) -> Self {
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::piped()).spawn().unwrap();
         let console = BufReader::new(child.stderr.take().unwrap());
         Self { child, console }
     }
@@ -61,9 +72,13 @@ impl Running {
         serde_json::from_str(line.strip_prefix("nstance-boot: ").unwrap_or_else(|| panic!("`{line}`"))).unwrap()
     }
 
-    fn stop(mut self) {
+    fn ask_to_stop(&self) {
         let pid = rustix::process::Pid::from_child(&self.child);
         rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    }
+
+    fn stop(mut self) {
+        self.ask_to_stop();
         assert!(self.child.wait().unwrap().success());
     }
 }
@@ -109,6 +124,21 @@ async fn words_are_taken_in_by_the_running_agent_and_by_the_next() {
     running.stop();
 }
 
+#[test]
+fn script_that_says_too_much_is_told_and_goes_on() {
+    let world = world();
+    let dir = world.directory.path();
+    let word = |failed| Word::Stage { name: StageName::parse("waiting").unwrap(), detail: "x".repeat(256), failed };
+    let identity = world.path("identity");
+    while say(&identity, &Host::machine(), SystemClock.now(), &word(false)).is_ok() {}
+    let detail = "x".repeat(256);
+    let said = run(dir, &["stage", "waiting", "--detail", &detail]);
+    assert!(said.status.success() && stderr(&said).contains("is full"), "{}", stderr(&said));
+    assert!(run(dir, &["ready"]).status.success());
+    while say(&identity, &Host::machine(), SystemClock.now(), &word(true)).is_ok() {}
+    assert_eq!(run(dir, &["stage", "waiting", "--failed", "--detail", &detail]).status.code(), Some(1));
+}
+
 #[tokio::test]
 async fn parked_agent_says_so_on_the_console_and_in_its_status() {
     let world = world();
@@ -136,6 +166,61 @@ async fn parked_agent_says_so_on_the_console_and_in_its_status() {
     let status = run(dir, &["status"]);
     assert_eq!(status.status.code(), Some(1));
     assert!(stdout(&status).starts_with("state        not running, was leaving\n"), "{}", stdout(&status));
+}
+
+/// Listens on both ports, on real sockets: for registration, and for agents.
+async fn listen(world: &World) -> [String; 2] {
+    let mut addresses = [String::new(), String::new()];
+    for (mutual, address) in [false, true].into_iter().zip(&mut addresses) {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        *address = listener.local_addr().unwrap().to_string();
+        let (sender, incoming) = mpsc::channel(16);
+        world.tasks.spawn_droppable("listen", async move {
+            while let Ok((stream, _)) = listener.accept().await {
+                let _ = sender.send(stream).await;
+            }
+        });
+        world.plane.serve(&world.tasks, mutual, incoming);
+    }
+    addresses
+}
+
+/// From the signal in one process to the report in the other, in real time. On an idle machine that is less than a
+/// millisecond, for nothing in between waits for anything: not for a poll, a timer or the disk. Asking the service
+/// manager may take 20 ms, so `always`, which asks nobody, has to be faster than that, and `auto` has the 50 ms that are
+/// promised.
+///
+/// A machine under load makes a round slower and never faster, whereas a wait by design is in every round. So one round
+/// of many must keep the time.
+#[tokio::test]
+async fn server_hears_of_a_stop_signal_at_once() {
+    const ROUNDS: usize = 20;
+    let mut world = world();
+    world.write_nonce(HOUR);
+    let [registration, sessions] = listen(&world).await;
+    for (setting, limit, actions) in [
+        ("always", Duration::from_millis(20), &["shutdown"][..]),
+        ("auto", Duration::from_millis(50), &["shutdown", "leave"]),
+    ] {
+        let mut taken = Vec::new();
+        while taken.iter().all(|it| limit <= *it) {
+            assert!(taken.len() < ROUNDS, "{setting}: {taken:?}");
+            let mut command = agent(world.directory.path());
+            command.env("NSTANCE_SERVER_REGISTRATION_ADDR", &registration).env("NSTANCE_SERVER_AGENT_ADDR", &sessions);
+            let running = Running::of(command.env("NSTANCE_LEAVE_ON_STOP", setting));
+            while world.next_report().await.1.kind() != ReportKind::First {}
+            let asked = Instant::now();
+            running.ask_to_stop();
+            let (heard, notice) = loop {
+                let (at, report) = world.next_report().await;
+                if let Some(notice) = report.termination_notice {
+                    break (at, notice);
+                }
+            };
+            assert!(actions.contains(&notice.action.as_str()), "{setting}: {}", notice.action);
+            taken.push(heard - asked);
+        }
+    }
 }
 
 #[test]
@@ -241,6 +326,7 @@ fn unit_says_what_its_makers_agreed_on() {
         "RestrictAddressFamilies=AF_INET AF_INET6 AF_UNIX AF_NETLINK",
         "SystemCallArchitectures=native",
         "SystemCallFilter=@system-service",
+        "OOMPolicy=continue",
         "MemoryMax=64M",
         "TasksMax=32",
     ] {
@@ -264,6 +350,8 @@ fn unit_says_what_its_makers_agreed_on() {
         assert!(lines.contains(&format!("{wanted}=yes").as_str()), "{wanted}");
     }
     assert!(!lines.iter().any(|line| line.starts_with("Before=")), "the goodbye must not wait for others");
+    let own_name = lines.iter().any(|line| line.starts_with("ProtectHostname="));
+    assert!(!own_name, "a name that the machine gets later would not be seen, and is to be reported");
 }
 
 /// As the agent itself would judge it: a certificate of another key or machine is none.
@@ -287,6 +375,20 @@ async fn check_judges_the_certificate_that_lies_there() {
     world.write_nonce(HOUR);
     let said = stdout(&run(world.directory.path(), &["check"]));
     assert!(said.contains("ok   nonce for"), "what is no certificate is not looked at further: {said}");
+}
+
+/// Whoever asks may be root, whose directories the agent could not use.
+#[test]
+fn check_makes_no_directories() {
+    let dir = tempfile::tempdir().unwrap();
+    let checked = run(dir.path(), &["check"]);
+    assert_eq!(checked.status.code(), Some(1));
+    let said = stdout(&checked);
+    for name in ["IDENTITY", "KEYS", "RECV"] {
+        let expected = format!("FAIL NSTANCE_{name}_DIR: ");
+        assert!(said.lines().any(|line| line.starts_with(&expected) && line.contains("is not there")), "{said}");
+    }
+    assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 0);
 }
 
 /// The names that userdata may use are those of the configuration; here each stands for something a shell must bear.

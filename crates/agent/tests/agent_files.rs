@@ -160,6 +160,25 @@ async fn deposed_leader_writes_nothing() {
     assert_eq!(report.config_hash, "h6");
 }
 
+/// Somebody restored an old state: the epoch is lower for good.
+#[tokio::test(start_paused = true)]
+async fn leader_of_an_epoch_that_is_over_is_not_hammered() {
+    let mut world = World::new();
+    let of = |epoch: u64| FileTransfer { epoch, ..commit("1", "h1") };
+    let newest = world.feed_files();
+    for _ in 0..600 {
+        world.feed_files().try_send(Ok(of(4))).unwrap();
+    }
+    world.start_enrolled(&[]).await;
+    say(&newest, [of(5)]).await;
+    drop(newest);
+    let n_dialled = |world: &World| world.net.dialled.lock().unwrap().len();
+    let n_before = n_dialled(&world);
+    tokio::time::sleep(Duration::from_secs(120)).await;
+    let n_tries = n_dialled(&world) - n_before;
+    assert!((30..90).contains(&n_tries), "{n_tries} in two minutes");
+}
+
 #[tokio::test(start_paused = true)]
 async fn huge_file_is_refused_and_a_huge_message_costs_the_stream_alone() {
     let mut world = World::new();
@@ -260,6 +279,71 @@ async fn death_at_any_step_of_a_batch_is_only_a_later_start() {
             return;
         }
     }
+}
+
+fn last_batch(world: &World) -> Option<String> {
+    fs::read_to_string(world.path("identity/write-files.last")).ok()
+}
+
+/// A leader who finds the batch in its place does not send it again.
+#[tokio::test(start_paused = true)]
+async fn death_at_the_end_of_a_batch_does_not_hide_it_from_whoever_waits_for_it() {
+    // The hash that the nonce had, and another.
+    for hash in ["sha256:00", "sha256:01"] {
+        let mut n_caught_up = 0;
+        let mut crash_at = 0;
+        while dies_amid_a_batch(crash_at, hash, &mut n_caught_up).await {
+            crash_at += 1;
+        }
+        assert!(3 <= n_caught_up, "{n_caught_up} of {crash_at}");
+    }
+}
+
+/// Whether an agent died before it had taken this many steps of its first batch; if so, another one was started.
+async fn dies_amid_a_batch(crash_at: usize, hash: &str, n_caught_up: &mut usize) -> bool {
+    let mut world = World::new();
+    let voice = world.feed_files();
+    world.start_enrolled(&[]).await;
+    world.next_files_stream().await;
+    restart(&mut world).await;
+    assert_eq!(last_batch(&world), None, "the hash of a nonce is no batch");
+
+    // The count begins with the batch.
+    drop(voice);
+    let voice = world.feed_files();
+    let n_left = Arc::new(AtomicUsize::new(usize::MAX));
+    let counted = n_left.clone();
+    let disk = Disk::watched(Arc::new(move |_, _| {
+        if counted.load(Ordering::SeqCst) != usize::MAX {
+            assert_ne!(counted.fetch_sub(1, Ordering::SeqCst), 0, "the process dies here");
+        }
+    }));
+    let parts = Components { disk, ..world.parts() };
+    #[allow(clippy::disallowed_methods, reason = "the test wants to see it die")]
+    let agent = tokio::spawn(nstance_agent::run(world.settings(), parts, world.control.clone()));
+    world.next_files_stream().await;
+    assert_eq!(last_batch(&world), None, "the hash of a nonce is no batch");
+    n_left.store(crash_at, Ordering::SeqCst);
+    say(&voice, [file("1", "a", "new"), commit("1", hash)]).await;
+    let died = tokio::select! {
+        ended = agent => ended.expect_err("it runs until it is stopped").is_panic(),
+        _ = world.next_change() => false,
+    };
+    if !died {
+        return false;
+    }
+
+    let told = last_batch(&world);
+    world.control = Control::new();
+    while world.seen.try_recv().is_ok() {}
+    let voice = world.feed_files();
+    world.start_agent();
+    world.next_files_stream().await;
+    let is_noted = world.path("recv/.received").exists();
+    assert_eq!(last_batch(&world).is_some(), is_noted, "step {crash_at}");
+    *n_caught_up += usize::from(is_noted && told.is_none());
+    drop(voice);
+    true
 }
 
 /// In real time: a program does not run on a paused clock.

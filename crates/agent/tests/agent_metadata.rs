@@ -20,7 +20,7 @@ mod gcp;
 use std::time::Duration;
 
 use common::{
-    Talk, World,
+    Register, Talk, World,
     imds::{self, Imds},
 };
 use nstance_proto::v1::{HealthReportRequest, ReportKind, TerminationNotice};
@@ -187,6 +187,76 @@ async fn notice_without_a_session_is_worth_one_connection_at_once() {
             (ReportKind::First, "terminate")
         );
         assert!(10 * SECOND < heard - tried, "one connection, not many");
+    }
+}
+
+/// The first address swallows everything, and is dialled for ten seconds by whoever has the time.
+#[tokio::test(start_paused = true)]
+async fn notice_without_a_session_is_told_in_haste() {
+    let waits = Talk::RefuseFor(Code::Unavailable, "NOT_READY", 600_000);
+    let dismissed = Talk::Refuse(Code::PermissionDenied, "INSTANCE_DELETED");
+    for (refusal, wait) in [(Some(waits), MINUTE), (Some(dismissed), 30 * SECOND), (None, 5 * SECOND)] {
+        let mut world = World::new();
+        let imds = Imds::aws("spot");
+        imds.listen(&world, imds::V4);
+        world.net.hang_at("hole.example.com:8994");
+        // Refused before the long pause, or still dialling.
+        let refused = refusal.is_some();
+        world.script_talk(refusal.into_iter().flat_map(|refusal| [refusal.clone(), refusal.clone(), refusal]));
+        let addresses = format!("hole.example.com:8994,{}", common::AGENT);
+        start(&world, &[("PROVIDER", "aws"), ("SERVER_AGENT_ADDR", &addresses)]);
+        tokio::time::sleep(wait).await;
+        let mut n_streams = 0;
+        while let Ok(seen) = world.seen.try_recv() {
+            n_streams += usize::from(matches!(seen, common::Seen::StreamOpened { .. }));
+        }
+        assert_eq!(0 < n_streams, refused);
+        imds.take_asked();
+        imds.set(aws::ACTION, r#"{"action":"terminate"}"#);
+        let (tried, _) = world.next_stream().await;
+        let asked = imds.take_asked();
+        let found = asked.iter().find(|asked| asked.path == aws::ACTION).expect("the look that found it");
+        assert!(tried - found.at <= Duration::from_millis(1500), "{refused}: {:?}", tried - found.at);
+    }
+}
+
+/// Whoever has no certificate that counts gets one first; then the notice can be told.
+#[tokio::test(start_paused = true)]
+async fn notice_is_worth_one_registration_or_rejoin_at_once() {
+    let for_long = |reason| (0..20).map(move |_| Register::RefuseFor(Code::Unavailable, reason, 3_600_000));
+    let dismissed = (0..20).map(|_| Register::Refuse(Code::PermissionDenied, "INSTANCE_DELETED"));
+    let superseded = |n| (0..n).map(|_| Talk::Refuse(Code::Unauthenticated, "CERT_SUPERSEDED")).collect();
+    let scripts: [(Vec<Register>, Vec<Talk>); 4] = [
+        (for_long("NOT_READY").collect(), vec![]),
+        ([Register::Sign].into_iter().chain(for_long("REJOIN_REFUSED")).collect(), superseded(1)),
+        ([Register::Sign].into_iter().chain(dismissed).collect(), superseded(1)),
+        // Every rejoin is taken, and helps for nothing.
+        (vec![], superseded(1000)),
+    ];
+    for (n, (register, talk)) in scripts.into_iter().enumerate() {
+        let mut world = World::new();
+        let imds = Imds::aws("spot");
+        imds.listen(&world, imds::V4);
+        world.script_register(register);
+        world.script_talk(talk);
+        start(&world, &[("PROVIDER", "aws")]);
+        let mut last = world.next_registration().await.0;
+        // Until the pauses are long ones.
+        loop {
+            let (at, _) = world.next_registration().await;
+            if 25 * SECOND < at - last {
+                break;
+            }
+            last = at;
+        }
+        tokio::time::sleep(SECOND).await;
+        while world.seen.try_recv().is_ok() {}
+        imds.take_asked();
+        imds.set(aws::ACTION, r#"{"action":"terminate"}"#);
+        let (tried, _) = world.next_registration().await;
+        let asked = imds.take_asked();
+        let seen = asked.iter().find(|asked| asked.path == aws::ACTION).expect("the look that found it");
+        assert_eq!(tried, seen.at, "script {n}");
     }
 }
 

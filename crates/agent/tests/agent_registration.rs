@@ -4,12 +4,8 @@ mod common;
 
 use std::{fs, sync::Arc, time::Duration};
 
-use common::{DAY, REGISTRATION, Register, Talk, World, refusal};
+use common::{DAY, REGISTRATION, Register, Skewed, Talk, World, refusal};
 use nstance_agent::{Control, State};
-use nstance_core::{
-    ports::clock::Clock,
-    time::{Mono, Timestamp},
-};
 use nstance_identity::keys::KeyPair;
 use tonic::Code;
 
@@ -251,6 +247,24 @@ async fn parked_agent_tries_again_with_a_new_nonce() {
     world.until(serving).await;
 }
 
+/// It supersedes the one that is being tried, whose refusal says so.
+#[tokio::test(start_paused = true)]
+async fn nonce_that_comes_while_another_is_tried_is_taken() {
+    let superseded = Register::RefuseAfter(Duration::from_secs(5), Code::Unauthenticated, "NONCE_SUPERSEDED");
+    for answer in [superseded, Register::Hang] {
+        let mut world = World::new();
+        world.write_nonce(HOUR);
+        world.script_register([answer]);
+        world.start_server();
+        world.start_agent();
+        let (_, first) = world.next_registration().await;
+        world.write_nonce(HOUR * 2);
+        let (_, second) = world.next_registration().await;
+        assert_ne!(first.registration_nonce_jwt, second.registration_nonce_jwt);
+        world.until(serving).await;
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn parked_agent_is_woken_by_hand() {
     let mut world = World::new();
@@ -455,29 +469,6 @@ async fn dismissed_agent_takes_a_new_nonce_and_is_woken_by_a_reload() {
     world.until(serving).await;
 }
 
-/// A clock that is off.
-struct Skewed {
-    right: Arc<dyn Clock>,
-    ahead: Duration,
-    behind: Duration,
-}
-
-impl Clock for Skewed {
-    fn now(&self) -> Timestamp {
-        self.right.now().plus(self.ahead).minus(self.behind)
-    }
-
-    fn monotonic(&self) -> Mono {
-        self.right.monotonic()
-    }
-}
-
-fn start_skewed(world: &World, ahead: Duration, behind: Duration) {
-    let clock = Arc::new(Skewed { right: world.plane.clock.clone(), ahead, behind });
-    let parts = nstance_agent::Components { clock, ..world.parts() };
-    world.tasks.spawn_droppable("agent", nstance_agent::run(world.settings(), parts, world.control.clone()));
-}
-
 /// The nonce is good for half an hour, the machine's clock an hour off: the server's clock decides.
 #[tokio::test(start_paused = true)]
 async fn skewed_agent_registers() {
@@ -487,7 +478,7 @@ async fn skewed_agent_registers() {
         // The server is up for longer than the clock is off, as servers are.
         tokio::time::sleep(HOUR * 2).await;
         world.write_nonce(HOUR / 2);
-        start_skewed(&world, ahead, behind);
+        world.start_skewed(ahead, behind, &[]);
         let (_, request) = world.next_registration().await;
         assert!(!request.registration_nonce_jwt.is_empty());
         world.until(serving).await;
@@ -495,6 +486,21 @@ async fn skewed_agent_registers() {
         tokio::time::sleep(HOUR).await;
         assert!(serving(&world.control.state().borrow()));
     }
+}
+
+/// A nonce lives for minutes, and one failure is nothing special while a machine boots.
+#[tokio::test(start_paused = true)]
+async fn clock_ahead_of_the_nonce_does_not_stop_later_tries() {
+    let mut world = World::new();
+    world.start_server();
+    tokio::time::sleep(HOUR * 2).await;
+    world.write_nonce(HOUR / 12);
+    world.script_register([Register::Refuse(Code::Unavailable, "NOT_READY"), Register::SignAndLose]);
+    world.start_skewed(HOUR, Duration::ZERO, &[]);
+    for _ in 0..3 {
+        world.next_registration().await;
+    }
+    world.until(serving).await;
 }
 
 /// Of all that can be wrong with a server's certificate, this is the machine's own fault, and a person is told so.

@@ -88,6 +88,20 @@ async fn issuer_may_tell_when_to_renew() {
     assert!((6 * MINUTE..=11 * MINUTE).contains(&gap), "{gap:?}");
 }
 
+/// A tenth of a long life is longer than the time that was told.
+#[tokio::test(start_paused = true)]
+async fn issuer_that_tells_to_renew_soon_is_not_asked_at_once() {
+    let mut world = serving_world().await;
+    *world.plane.ttl.lock().unwrap() = common::DAY;
+    world.script_renew((0..20).map(|_| Renew::SignFor(MINUTE)));
+    let (first, _) = world.next_renewal().await;
+    for _ in 0..19 {
+        world.next_renewal().await;
+    }
+    let mean = (world.next_renewal().await.0 - first) / 20;
+    assert!((MINUTE / 2..=MINUTE).contains(&mean), "{mean:?}");
+}
+
 #[tokio::test(start_paused = true)]
 async fn failed_renewal_is_tried_again_and_costs_no_session() {
     let mut world = serving_world().await;
@@ -108,6 +122,54 @@ async fn failed_renewal_is_tried_again_and_costs_no_session() {
     }
     let (_, now) = world.next_stream().await;
     assert_ne!(now, serial);
+}
+
+#[tokio::test(start_paused = true)]
+async fn told_wait_bounds_the_next_try_but_never_hurries_it() {
+    for (told, least, most) in [(1, 10, 20), (120_000, 45, 75)] {
+        let mut world = serving_world().await;
+        world.script_renew((0..40).map(|_| Renew::RefuseFor(Code::ResourceExhausted, "RATE_LIMITED", told)));
+        let (first, _) = world.next_renewal().await;
+        let mut waits = Vec::new();
+        let mut before = first;
+        for _ in 0..40 {
+            let (at, _) = world.next_renewal().await;
+            waits.push(at - before);
+            before = at;
+        }
+        let mean = (before - first) / 40;
+        assert!((least..=most).contains(&mean.as_secs()), "told {told} ms: {mean:?}");
+        waits.dedup();
+        assert_eq!(waits.len(), 40, "a fleet that was told one time does not come at one time");
+    }
+}
+
+/// Far ahead, each certificate would be due as it comes; far behind, none before its end.
+#[tokio::test(start_paused = true)]
+async fn clock_that_is_off_neither_hurries_renewals_nor_misses_them() {
+    for (ahead, behind) in [(LIFE * 3 / 4, Duration::ZERO), (LIFE * 100, Duration::ZERO), (Duration::ZERO, HOUR)] {
+        let mut world = World::new();
+        *world.plane.ttl.lock().unwrap() = LIFE;
+        world.start_server();
+        // The server is up for longer than the clock is off, as servers are.
+        tokio::time::sleep(2 * HOUR).await;
+        world.write_nonce(HOUR);
+        world.start_skewed(ahead, behind, &[("METRICS_INTERVAL", "0")]);
+        world.next_registration().await;
+        let mut before = Instant::now();
+        for n in 0..4 {
+            let at = loop {
+                match world.next().await {
+                    Seen::Renewed { at, .. } => break at,
+                    Seen::Registered { .. } => panic!("it rejoined instead"),
+                    _ => {}
+                }
+            };
+            let gap = at - before;
+            assert!((LIFE / 4..=LIFE * 2 / 3 + MINUTE).contains(&gap), "renewal {n} of {ahead:?}, {behind:?}: {gap:?}");
+            before = at;
+        }
+    }
 }
 
 #[tokio::test(start_paused = true)]
@@ -253,4 +315,43 @@ async fn death_at_any_step_of_a_renewal_is_only_a_later_start() {
         n += 1;
     }
     assert!(3 < n, "{n} steps");
+}
+
+/// Everything that a rejoin writes: its counter, the new bundle, the certificate, the counter again.
+#[tokio::test(start_paused = true)]
+async fn death_at_any_step_of_a_rejoin_is_only_a_later_start() {
+    let mut n = 0;
+    loop {
+        let mut world = World::with(9, Arc::new(TokioClock::starting_at(START)));
+        let newer = World::with(10, world.plane.clock.clone());
+        let both = [newer.plane.ca.bundle_pem(), world.plane.ca.bundle_pem()].concat();
+        let key = KeyPair::generate(&*world.plane.dice).to_pkcs8_pem().as_bytes().to_vec();
+        let public = KeyPair::from_pkcs8_pem(&key).unwrap().public_key();
+        fs::write(world.path("identity/identity.key"), &key).unwrap();
+        fs::write(world.path("identity/identity.crt"), world.plane.sign(&public, LIFE)).unwrap();
+        fs::write(world.path("identity/cluster.id"), "demo").unwrap();
+        // It slept for longer than its certificate lives.
+        tokio::time::sleep(2 * LIFE).await;
+        world.script_register((0..3).map(|_| Register::SignWithBundle(both.clone())));
+        world.start_server();
+        let died = dies_at(&mut world, n, async |world| {
+            world.until(serving).await;
+        })
+        .await;
+        let counter = |world: &World| fs::read_to_string(world.path("identity/rejoin.counter")).ok();
+        let is_over = counter(&world).as_deref() == Some("1\n");
+        assert!(
+            !is_over || world.plane.clock.now() < certificate(&world).not_after,
+            "step {n}: the certificate is first"
+        );
+        ends_well(&mut world, Some(&key)).await;
+        assert_eq!(fs::read_to_string(world.path("identity/ca.crt")).unwrap(), both, "step {n}");
+        // However often it was sent: always the same one, which a server that has heard it answers again.
+        assert!(["1\n", "1 sent\n"].contains(&counter(&world).unwrap().as_str()), "step {n}: {:?}", counter(&world));
+        if !died {
+            break;
+        }
+        n += 1;
+    }
+    assert!(14 < n, "{n} steps");
 }

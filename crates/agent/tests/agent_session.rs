@@ -259,6 +259,27 @@ async fn deleted_instance_is_dismissed_and_welcome_later() {
 }
 
 #[tokio::test(start_paused = true)]
+async fn dismissed_agent_is_patient_and_takes_help_also_without_a_server() {
+    let world = World::new();
+    world.write_nonce(HOUR);
+    let server = world.start_server();
+    world.script_talk([Talk::Refuse(Code::PermissionDenied, "INSTANCE_DELETED")]);
+    world.start_agent();
+    world.until(|state| *state == State::Dismissed).await;
+    world.kill(server).await;
+    let n_dialled = || world.net.dialled.lock().unwrap().len();
+    let n_before = n_dialled();
+    tokio::time::sleep(HOUR).await;
+    let n_looks = n_dialled() - n_before;
+    assert!((54..=67).contains(&n_looks), "{n_looks} in an hour");
+    assert_eq!(*world.control.state().borrow(), State::Dismissed);
+    world.write_nonce(HOUR);
+    let brought = Instant::now();
+    world.until(|state| *state == State::Enrolling).await;
+    assert!(brought.elapsed() < Duration::from_secs(67), "{:?}", brought.elapsed());
+}
+
+#[tokio::test(start_paused = true)]
 async fn wrong_role_parks() {
     let world = enrolling_world();
     world.script_talk([Talk::Refuse(Code::PermissionDenied, "WRONG_ROLE")]);
@@ -274,6 +295,18 @@ async fn shared_identity_waits_a_minute() {
     let (first, _) = world.next_report().await;
     let (second, _) = world.next_report().await;
     assert!((Duration::from_secs(53)..Duration::from_secs(67)).contains(&(second - first)));
+}
+
+#[tokio::test(start_paused = true)]
+async fn agent_that_waits_to_come_back_does_not_say_that_it_serves() {
+    let mut world = enrolling_world();
+    world.script_talk([Talk::RefuseAfter(10 * SECOND, Code::Aborted, "SUPERSEDED")]);
+    world.start_agent();
+    let (first, _) = world.next_report().await;
+    world.until(|state| *state == State::Serving).await;
+    let state = world.until(|state| *state != State::Serving).await;
+    assert_eq!(state, State::Connecting);
+    assert!(first.elapsed() < 11 * SECOND, "{:?}", first.elapsed());
 }
 
 #[tokio::test(start_paused = true)]
@@ -320,6 +353,31 @@ async fn stop_between_connections_tells_a_server_that_is_there() {
         assert_eq!(report.kind(), ReportKind::Notice);
         assert_eq!(report.termination_notice.unwrap().action, "shutdown");
     });
+}
+
+#[tokio::test(start_paused = true)]
+async fn address_that_swallows_everything_does_not_silence_the_farewell() {
+    let mut world = enrolling_world();
+    world.net.hang_at("hole.example.com:8994");
+    world.script_talk([Talk::Refuse(Code::PermissionDenied, "INSTANCE_DELETED")]);
+    let addresses = format!("hole.example.com:8994,{}", common::AGENT);
+    let settings = world.settings_with(&[("SERVER_AGENT_ADDR", &addresses)]);
+    let run = nstance_agent::run(settings, world.parts(), world.control.clone());
+    let (ended, asked) = tokio::join!(
+        async {
+            run.await;
+            Instant::now()
+        },
+        async {
+            world.until(|state| *state == State::Dismissed).await;
+            let asked = Instant::now();
+            world.control.stop();
+            let (_, report) = world.next_report().await;
+            assert_eq!(report.termination_notice.unwrap().action, "shutdown");
+            asked
+        }
+    );
+    assert!(ended - asked < 2 * SECOND, "{:?}", ended - asked);
 }
 
 #[tokio::test(start_paused = true)]

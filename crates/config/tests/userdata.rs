@@ -47,7 +47,13 @@ impl Machine {
         machine.program("id", "#!/bin/sh\nexit 1\n");
         machine.program("useradd", "#!/bin/sh\necho useradd \"$@\" >> \"$ROOT/calls\"\n");
         machine.program("chown", "#!/bin/sh\nexit 0\n");
-        machine.program("systemctl", "#!/bin/sh\necho systemctl \"$@\" >> \"$ROOT/calls\"\n");
+        // Nobody can stop a unit that is not there.
+        machine.program(
+            "systemctl",
+            "#!/bin/sh\n[ -e \"$ROOT/opt/nstance-agent/identity/nonce.jwt\" ] && has=nonce || has=none\n\
+             echo systemctl \"$@\", \"$has\" >> \"$ROOT/calls\"\n\
+             [ \"$1\" != stop ] || [ -e \"$ROOT/etc/systemd/system/nstance-agent.service\" ]\n",
+        );
         machine.program("curl", "#!/bin/sh\nwhile [ \"$1\" != -o ]; do shift; done\ncp \"$ROOT/agent\" \"$2\"\n");
         // Without the owner, which only root may set.
         machine.program(
@@ -148,12 +154,21 @@ fn example_userdata_leaves_the_identity_of_its_machine_alone() {
     fs::write(identity.join("identity.crt"), "certificate").expect("write");
     fs::write(identity.join("ca.crt"), "newer bundle").expect("write");
     fs::remove_file(identity.join("nonce.jwt")).expect("it was there");
-    assert!(machine.run(&script));
+    let calls = |script: &str| {
+        fs::remove_file(machine.root.join("calls")).expect("there were some");
+        assert!(machine.run(script));
+        let of_systemd = |line: &&str| line.starts_with("systemctl");
+        machine.text("calls").lines().filter(of_systemd).map(str::to_owned).collect::<Vec<_>>()
+    };
+    assert_eq!(calls(&script), ["systemctl enable --now nstance-agent, none"], "one that runs already runs on");
     assert_eq!(machine.text("opt/nstance-agent/identity/ca.crt"), "newer bundle");
     assert!(!identity.join("nonce.jwt").exists(), "a used nonce does not come back");
 
-    // An image made of such a machine is another machine's.
-    assert!(machine.run(&script.replace(INSTANCE, "knc16bgm7733st2576nx5jht4ecjw")));
+    // An image made of such a machine is another machine's. Its agent may have been started before, for the old one.
+    assert_eq!(
+        calls(&script.replace(INSTANCE, "knc16bgm7733st2576nx5jht4ecjw")),
+        ["systemctl stop nstance-agent, none", "systemctl enable --now nstance-agent, nonce"],
+    );
     assert_eq!(machine.text("opt/nstance-agent/identity/nonce.jwt"), NONCE);
     let mut names: Vec<_> =
         fs::read_dir(&identity).expect("it is there").map(|it| it.expect("a name").file_name()).collect();

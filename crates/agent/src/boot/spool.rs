@@ -21,6 +21,9 @@ const FILE: &str = "boot.stages";
 /// Some hundreds of words. A script that says more is in a loop.
 const MAX_BYTES: u64 = 64 * 1024;
 
+/// Room that stages do not get, so that a script which waits in a loop and says so can still tell how it ended.
+const FOR_VERDICTS: u64 = 4 * 1024;
+
 /// As long as a detail may be; more would be cut in the report.
 pub(crate) const MAX_DETAIL: usize = 256;
 
@@ -29,6 +32,13 @@ pub enum Word {
     Stage { name: StageName, detail: String, failed: bool },
     Fail(String),
     Ready,
+}
+
+impl Word {
+    /// Whether the boot is judged by it. The rest only tells how far it is.
+    pub fn is_verdict(&self) -> bool {
+        !matches!(self, Self::Stage { failed: false, .. })
+    }
 }
 
 /// Of a stage that a script names.
@@ -109,7 +119,8 @@ pub fn say(identity: &Path, host: &Host, at: Timestamp, word: &Word) -> Result<(
     }
     line.push_str(&to_json(&boot, at, word).to_string());
     line.push('\n');
-    if MAX_BYTES < length + line.len() as u64 {
+    let limit = if word.is_verdict() { MAX_BYTES } else { MAX_BYTES - FOR_VERDICTS };
+    if limit < length + line.len() as u64 {
         return Err(SpoolError::Full { path });
     }
     file.write_all(line.as_bytes()).and_then(|()| file.sync_data()).map_err(failed)
@@ -282,6 +293,19 @@ mod tests {
                 .iter()
                 .all(|said| matches!(&said.word, Word::Fail(it) if it.len() == 256))
         );
+    }
+
+    #[test]
+    fn script_that_said_too_much_can_still_say_how_it_ended() {
+        let (dir, host) = machine("b1");
+        let fills = Word::Stage { name: StageName::parse("waiting").unwrap(), detail: "x".repeat(256), failed: false };
+        let refused = (0..1000).find_map(|n| say(dir.path(), &host, at(n), &fills).err());
+        assert!(matches!(refused, Some(SpoolError::Full { .. })));
+        let failed = Word::Stage { name: StageName::parse("waiting").unwrap(), detail: "x".repeat(256), failed: true };
+        for word in [failed, Word::Fail("no disk".into()), Word::Ready] {
+            say(dir.path(), &host, at(1000), &word).unwrap();
+            assert_eq!(Spool::new(dir.path(), "b1").words().last().map(|said| &said.word), Some(&word));
+        }
     }
 
     #[test]

@@ -125,6 +125,8 @@ pub(crate) struct Timeline {
     /// Where and why the boot failed, as far as it has not been mended.
     pub(crate) failure: Option<Failure>,
     pub(crate) closed: bool,
+    /// How old the box was when files began to be waited for; nothing if another process did.
+    pub(crate) files_from: Duration,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -168,7 +170,9 @@ impl Timeline {
         if self.finished {
             self.failure = None;
             self.end(READY, StageState::Done, since, since, "");
-            self.settle(USER, StageState::Done, Some(now));
+            // Not now, which is another time at every look: a stage that nobody ended would change with each.
+            let finished = self.find(READY).map_or(since, |stage| stage.started);
+            self.settle(USER, StageState::Done, Some(finished));
         } else {
             self.stages.retain(|stage| stage.name != READY);
             self.failure = failure.or_else(|| self.stalled(look.age, timeout));
@@ -222,6 +226,9 @@ impl Timeline {
 
     /// The first batch of files, once there is a session for it to come by.
     fn files(&mut self, look: &Look<'_>, opened: Timestamp) {
+        if self.find(FILES).is_none() {
+            self.files_from = look.age;
+        }
         self.begin(FILES, look.now);
         let Some(started) = self.find(FILES).filter(|it| it.state != StageState::Done).map(|it| it.started) else {
             return;
@@ -230,8 +237,9 @@ impl Timeline {
             // A machine that was here before has its files already.
             Some(at) if at < opened => self.end(FILES, StageState::Done, started, look.now, "from an earlier boot"),
             Some(at) => self.end(FILES, StageState::Done, started, at.max(started), ""),
-            None if look.bare && FILES_PATIENCE <= look.now.since(started) => {
-                self.end(FILES, StageState::Done, started, look.now, "none were sent");
+            // By the age of the box: the wall clock of a machine that boots is set right some time.
+            None if look.bare && FILES_PATIENCE <= look.age.saturating_sub(self.files_from) => {
+                self.end(FILES, StageState::Done, started, look.now.max(started), "none were sent");
             }
             None => {}
         }
@@ -277,13 +285,16 @@ impl Timeline {
                         self.settle(USER, StageState::Done, Some(*at));
                         self.stages.retain(|stage| stage.name != name);
                     }
-                    if self.stages.iter().filter(|stage| stage.name.starts_with(USER)).count() == MAX_USER_STAGES {
-                        continue;
+                    let n_user = self.stages.iter().filter(|stage| stage.name.starts_with(USER)).count();
+                    let recorded = known || n_user < MAX_USER_STAGES;
+                    if recorded {
+                        self.begin(&name, *at);
+                        self.detail(&name, detail);
                     }
-                    self.begin(&name, *at);
-                    self.detail(&name, detail);
                     if *failed {
-                        self.fail(&name, *at, detail);
+                        if recorded {
+                            self.fail(&name, *at, detail);
+                        }
                         let why = if detail.is_empty() { "no reason was given" } else { detail };
                         verdict = Some(Verdict::Failed(Failure::new(&name, why)));
                     }
@@ -414,7 +425,7 @@ impl Timeline {
     fn settle(&mut self, kind: &str, state: StageState, ended: Option<Timestamp>) {
         let open = |stage: &&mut Stage| stage.state == StageState::Running && stage.name.starts_with(kind);
         for stage in self.stages.iter_mut().filter(open) {
-            (stage.state, stage.ended) = (state, ended);
+            (stage.state, stage.ended) = (state, ended.map(|ended| ended.max(stage.started)));
         }
     }
 }

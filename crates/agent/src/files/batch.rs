@@ -39,6 +39,9 @@ const MAX_FILE_BYTES: u64 = 3 * 1024 * 1024;
 /// A hash is some tens of bytes; what is longer, or not printable, is none.
 const MAX_HASH_BYTES: usize = 256;
 
+/// So is the name of a batch, which every report repeats.
+const MAX_BATCH_ID_BYTES: usize = 64;
+
 /// What will become of a name when the batch is committed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 enum Entry {
@@ -198,12 +201,13 @@ impl<'a> Receiver<'a> {
         let n_files = entries.len() + nameless.len();
         let n_failed = self.settle(&entries, &nameless, hash);
         let held_back = ctx.files.failures().held_back(hash, self.stream);
-        if durable.is_ok() && held_back == 0 {
-            advance(ctx, hash);
+        if durable.is_ok() {
+            if held_back == 0 {
+                advance(ctx, hash);
+            }
+            name(ctx, &self.batch_id);
         }
-        if let Err(error) = ctx.dir.write_last_batch(ctx.now()) {
-            tracing::warn!(error = %Chain(&error), "time of the batch not written");
-        }
+        tell_time(ctx);
         // What is left there was replaced within the batch, or could not be placed.
         empty_stage(ctx);
         tracing::info!(n_files, n_changed = changed.len(), n_failed, held_back, hash = shown(hash), "batch committed");
@@ -291,6 +295,30 @@ pub(crate) fn empty_stage(ctx: &Context) {
     if let Err(error) = ctx.parts.disk.empty_directory(&stage, STAGE_MODE) {
         tracing::warn!(path = %stage.display(), error = %Chain(&error), "stage not emptied");
     }
+}
+
+/// Tells the time of the last batch if a crash came before that: what a batch writes earlier is newer then. A leader who
+/// finds the batch in its place does not send it again, and whoever waits for it would wait for ever.
+pub(crate) fn catch_up(ctx: &Context) {
+    let written = |name: &str| fs::metadata(ctx.settings.identity.path.join(name)).ok()?.modified().ok();
+    // A hash alone is no batch: it may be the nonce's.
+    let Some(noted) = received::changed_at(ctx) else { return };
+    let begun = written("config.hash").map_or(noted, |hash| hash.max(noted));
+    if written("write-files.last").is_none_or(|told| told < begun) {
+        tell_time(ctx);
+    }
+}
+
+fn tell_time(ctx: &Context) {
+    if let Err(error) = ctx.dir.write_last_batch(ctx.now()) {
+        tracing::warn!(error = %Chain(&error), "time of the batch not written");
+    }
+}
+
+/// From now on reports name the batch. One that cannot be named is sent again when the stream is lost, nothing worse.
+fn name(ctx: &Context, batch: &str) {
+    let named = if batch.len() <= MAX_BATCH_ID_BYTES { batch } else { "" };
+    named.clone_into(&mut ctx.files.batch());
 }
 
 fn advance(ctx: &Context, hash: &str) {

@@ -2,10 +2,11 @@
 //!
 //! Names are written down before the first file of a batch is put into its place, and crossed out once a run has had
 //! them. So a crash in between costs a run too many, never one too few: the batch that comes again after it finds its
-//! files in place and changes nothing.
+//! files in place and changes nothing. A run that was cut off is repeated once and no more, for it may be what takes the
+//! agent down.
 
 use std::{
-    collections::BTreeSet,
+    collections::{BTreeMap, BTreeSet},
     convert::Infallible,
     io::{self, Read as _},
     os::unix::process::CommandExt as _,
@@ -37,8 +38,11 @@ use crate::{
 /// The name of its error entry.
 const ENTRY: &str = "on-change";
 
-/// Names that no run has had yet.
+/// Names that no run has had to its end yet. Those of a run that has begun are followed by how many had, with this one.
 const WRITTEN: &str = ".on-change";
+
+/// A name whose runs were cut off this many times gets no other before it changes again.
+const MAX_CUT_OFF: u8 = 2;
 
 const LIMIT: Duration = Duration::from_secs(30);
 
@@ -57,9 +61,12 @@ pub(crate) struct Hook {
 
 #[derive(Default)]
 struct Names {
-    waiting: BTreeSet<String>,
-    running: BTreeSet<String>,
+    waiting: Begun,
+    running: Begun,
 }
+
+/// Names, with how many runs of each have begun since it changed.
+type Begun = BTreeMap<String, u8>;
 
 impl Hook {
     fn names(&self) -> MutexGuard<'_, Names> {
@@ -70,8 +77,10 @@ impl Hook {
     pub(crate) fn announce(&self, ctx: &Context, changing: BTreeSet<String>) {
         if ctx.settings.on_change.is_some() && !changing.is_empty() {
             let names = self.names();
-            let all = changing.iter().chain(&names.waiting).chain(&names.running).cloned().collect();
+            let mut all = names.running.clone();
+            all.extend(names.waiting.clone());
             drop(names);
+            all.extend(changing.into_iter().map(|name| (name, 0)));
             note(ctx, &all);
         }
     }
@@ -79,15 +88,27 @@ impl Hook {
     /// These have changed: a run is due.
     pub(crate) fn changed(&self, ctx: &Context, changed: BTreeSet<String>) {
         if ctx.settings.on_change.is_some() && !changed.is_empty() {
-            self.names().waiting.extend(changed);
-            self.due.notify_one();
+            self.resume(changed.into_iter().map(|name| (name, 0)).collect());
         }
     }
 
-    fn begin(&self) -> BTreeSet<String> {
+    fn resume(&self, names: Begun) {
+        self.names().waiting.extend(names);
+        self.due.notify_one();
+    }
+
+    fn begin(&self, ctx: &Context) -> BTreeSet<String> {
         let mut names = self.names();
         names.running = std::mem::take(&mut names.waiting);
-        names.running.clone()
+        for n_begun in names.running.values_mut() {
+            *n_begun += 1;
+        }
+        let running = names.running.clone();
+        drop(names);
+        if !running.is_empty() {
+            note(ctx, &running);
+        }
+        running.into_keys().collect()
     }
 
     fn end(&self, ctx: &Context) {
@@ -99,12 +120,16 @@ impl Hook {
     }
 }
 
-fn note(ctx: &Context, names: &BTreeSet<String>) {
+fn note(ctx: &Context, names: &Begun) {
     let path = ctx.settings.recv.path.join(WRITTEN);
     let done = if names.is_empty() {
         ctx.parts.disk.remove(&path)
     } else {
-        let text: String = names.iter().flat_map(|name| [name, "\n"]).collect();
+        let line = |(name, n_begun): (&String, &u8)| match n_begun {
+            0 => format!("{name}\n"),
+            n_begun => format!("{name} {n_begun}\n"),
+        };
+        let text: String = names.iter().map(line).collect();
         ctx.parts.disk.write(&path, text.as_bytes(), Access::mode(0o600))
     };
     if let Err(error) = done {
@@ -112,25 +137,38 @@ fn note(ctx: &Context, names: &BTreeSet<String>) {
     }
 }
 
-fn noted(ctx: &Context) -> BTreeSet<String> {
+fn noted(ctx: &Context) -> Begun {
     let mut text = String::new();
     // More than all names that can wait.
     let read = open_regular(&ctx.settings.recv.path.join(WRITTEN))
         .and_then(|file| file.take(1024 * 1024).read_to_string(&mut text));
     if read.is_err() {
-        return BTreeSet::new();
+        return Begun::new();
     }
-    text.lines().filter(|name| FileName::parse(name).is_ok()).map(str::to_owned).collect()
+    let name = |line: &str| {
+        let (name, n_begun) = line.split_once(' ').unwrap_or((line, "0"));
+        FileName::parse(name).ok().zip(n_begun.parse().ok()).map(|(_, n_begun)| (name.to_owned(), n_begun))
+    };
+    text.lines().filter_map(name).collect()
 }
 
 /// Runs the program whenever files have changed, for as long as the agent lives.
 pub(crate) async fn watch(ctx: &Context) -> Infallible {
     let hook = &ctx.files.hook;
     let Some(program) = &ctx.settings.on_change else { return std::future::pending().await };
-    hook.changed(ctx, noted(ctx));
+    let (again, given_up): (Begun, Begun) = noted(ctx).into_iter().partition(|(_, n_begun)| *n_begun < MAX_CUT_OFF);
+    if !given_up.is_empty() {
+        let names: Vec<_> = given_up.into_keys().collect();
+        let (program, names) = (program.display(), names.join(", "));
+        let why = "was cut off by the agent's end, and so it was when it ran again; it is not told again of";
+        errors::tell(ctx, ENTRY, format_args!("{program} {why} {names}"));
+        ctx.board.changed();
+        note(ctx, &again);
+    }
+    hook.resume(again);
     loop {
         hook.due.notified().await;
-        let names = hook.begin();
+        let names = hook.begin(ctx);
         if names.is_empty() {
             continue;
         }
@@ -319,7 +357,8 @@ mod tests {
             hook.changed(&ctx, names(&["a"]));
             until(1).await;
             hook.announce(&ctx, names(&["b"]));
-            assert_eq!(noted(&ctx), names(&["a", "b"]), "a run that is not over may have to be repeated");
+            let both = [("a".to_owned(), 1), ("b".to_owned(), 0)];
+            assert_eq!(noted(&ctx), both.into(), "a run that is not over may have to be repeated");
             hook.changed(&ctx, names(&["b"]));
             hook.changed(&ctx, names(&["c", "b"]));
             fs::write(inner.path().join("go"), "").unwrap();
@@ -349,5 +388,51 @@ mod tests {
         assert_eq!(fs::read_to_string(inner.path().join("seen")).unwrap(), "a b\n");
         assert!(errors::all(&again)[ENTRY].contains("exit status: 1"));
         assert!(noted(&again).is_empty(), "it had its run, good or bad");
+    }
+
+    #[tokio::test]
+    async fn names_whose_run_was_cut_off_are_run_once_more_and_told_then() {
+        let outer = tempfile::tempdir().unwrap();
+        // A run lasts until the test lets it end, or is over.
+        let body =
+            r#"cd "$NSTANCE_RECV_DIR/.."; echo "$@" >> seen; while [ -e seen ] && ! [ -e go ]; do sleep 0.01; done"#;
+        let path = program(outer.path(), body);
+        let (inner, ctx) = Context::for_tests(&[("ON_CHANGE", path.to_str().unwrap())]);
+        let seen = || fs::read_to_string(inner.path().join("seen")).unwrap_or_default();
+        let until = async |expected: &str| {
+            while seen() != expected {
+                sleep(FIRST_LOOK).await;
+            }
+        };
+        let restart = || Context::new(ctx.settings.clone(), ctx.parts.clone(), crate::Control::new());
+        ctx.files.hook.announce(&ctx, names(&["a"]));
+        for expected in ["a\n", "a\na\n"] {
+            let ctx = restart();
+            tokio::select! {
+                never = watch(&ctx) => match never {},
+                () = until(expected) => {}
+            }
+        }
+        fs::write(inner.path().join("go"), "").unwrap();
+        let ctx = restart();
+        let test = async {
+            while !errors::all(&ctx).contains_key(ENTRY) {
+                assert_eq!(seen(), "a\na\n");
+                sleep(FIRST_LOOK).await;
+            }
+            assert!(errors::all(&ctx)[ENTRY].contains("not told again of a"), "{:?}", errors::all(&ctx));
+            assert_eq!((ctx.board.due().await, noted(&ctx)), (nstance_proto::v1::ReportKind::Change, Begun::new()));
+            // What changes again is told again.
+            ctx.files.hook.announce(&ctx, names(&["a", "b"]));
+            ctx.files.hook.changed(&ctx, names(&["a", "b"]));
+            until("a\na\na b\n").await;
+            while errors::all(&ctx).contains_key(ENTRY) {
+                sleep(FIRST_LOOK).await;
+            }
+        };
+        tokio::select! {
+            never = watch(&ctx) => match never {},
+            () = test => {}
+        }
     }
 }

@@ -14,6 +14,7 @@ use std::{
     io::Read as _,
     os::unix::fs::MetadataExt as _,
     path::Path,
+    time::SystemTime,
 };
 
 use nstance_rt::chain::Chain;
@@ -49,6 +50,11 @@ impl Stamp {
 /// Names of files that lie there as we left them.
 pub(crate) fn names(ctx: &Context) -> BTreeSet<String> {
     standing(ctx).into_keys().collect()
+}
+
+/// When a batch last changed what is ours, as the file system says.
+pub(crate) fn changed_at(ctx: &Context) -> Option<SystemTime> {
+    fs::symlink_metadata(ctx.settings.recv.path.join(NAME)).ok()?.modified().ok()
 }
 
 /// Takes note of a committed batch: these are in their places now. Those that were removed, or are no longer as we left

@@ -9,12 +9,12 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    Found,
+    Found, Read,
     dates::parse_date,
     http::{LIMIT, Request, Response},
     monitor::Place,
     service::{Service, Trouble, json, ok, ok_or_none, word},
-    tell,
+    tell_all,
 };
 use crate::{context::Context, notice::Action};
 
@@ -76,8 +76,8 @@ impl<'a> Aws<'a> {
         loop {
             let began = Instant::now();
             // The order first, and where the service is silent nothing else: it would hold up the next look.
-            let silent = self.spot && !self.look(ACTION, action).await;
-            if !silent && self.look(REBALANCE, rebalance).await && advice_due <= began {
+            let silent = self.spot && !self.look(ACTION, |value| vec![action(value)]).await;
+            if !silent && self.look(REBALANCE, |value| vec![rebalance(value)]).await && advice_due <= began {
                 self.look(MAINTENANCE, maintenance).await;
                 advice_due = began + ADVICE_PERIOD;
             }
@@ -86,25 +86,18 @@ impl<'a> Aws<'a> {
     }
 
     /// Asks for one kind of notice, and tells what is found. Whether there was an answer at all.
-    async fn look(&mut self, path: &'static str, read: impl Fn(&Value) -> Result<Vec<Found>, &'static str>) -> bool {
+    async fn look(&mut self, path: &'static str, read: fn(&Value) -> Read) -> bool {
         let answer = self.find(path, read).await;
         let ctx = self.service.ctx;
-        for found in answer.iter().flatten() {
-            tell(ctx, found);
-        }
         // Said here and not where tokens are asked for: another cloud's service has none either.
         ctx.monitor.set_tokenless(&ctx.board, self.grant.as_ref().is_some_and(|grant| grant.token.is_none()));
         ctx.monitor.heard(&ctx.board, path, &answer);
         !matches!(answer, Err(Trouble::Http { .. }))
     }
 
-    async fn find(
-        &mut self,
-        path: &'static str,
-        read: impl Fn(&Value) -> Result<Vec<Found>, &'static str>,
-    ) -> Result<Vec<Found>, Trouble> {
-        let Some(answer) = ok_or_none(path, self.get(path).await?)? else { return Ok(Vec::new()) };
-        read(&json(path, &answer)?).map_err(|what| Trouble::malformed(path, what))
+    async fn find(&mut self, path: &'static str, read: fn(&Value) -> Read) -> Result<(), Trouble> {
+        let Some(answer) = ok_or_none(path, self.get(path).await?)? else { return Ok(()) };
+        tell_all(self.service.ctx, path, read(&json(path, &answer)?))
     }
 
     async fn get(&mut self, path: &str) -> Result<Response, Trouble> {
@@ -159,7 +152,7 @@ impl<'a> Aws<'a> {
 }
 
 /// `{"action": "terminate", "time": "2026-01-31T12:02:00Z"}`
-fn action(value: &Value) -> Result<Vec<Found>, &'static str> {
+fn action(value: &Value) -> Result<Found, &'static str> {
     let action = match value.get("action").and_then(Value::as_str) {
         Some("terminate") => Action::Terminate,
         Some("stop") => Action::Stop,
@@ -167,18 +160,18 @@ fn action(value: &Value) -> Result<Vec<Found>, &'static str> {
         _ => return Err("no known action"),
     };
     let deadline = value.get("time").map(time).transpose()?;
-    Ok(vec![Found { action, deadline }])
+    Ok(Found { action, deadline })
 }
 
 /// `{"noticeTime": "2026-01-31T12:00:00Z"}`, which is when the advice was given: a deadline is not part of it.
-fn rebalance(value: &Value) -> Result<Vec<Found>, &'static str> {
+fn rebalance(value: &Value) -> Result<Found, &'static str> {
     time(value.get("noticeTime").ok_or("no notice time")?)?;
-    Ok(vec![Found { action: Action::Rebalance, deadline: None }])
+    Ok(Found { action: Action::Rebalance, deadline: None })
 }
 
 /// `[{"NotBefore": "21 Jan 2026 09:00:43 GMT", "Code": "system-reboot", "State": "active", …}]`
-fn maintenance(value: &Value) -> Result<Vec<Found>, &'static str> {
-    let events = value.as_array().ok_or("not a list of events")?;
+fn maintenance(value: &Value) -> Read {
+    let Some(events) = value.as_array() else { return vec![Err("not a list of events")] };
     let ahead = |event: &&Value| !matches!(event.get("State").and_then(Value::as_str), Some("completed" | "canceled"));
     events.iter().filter(ahead).map(scheduled).collect()
 }
@@ -208,9 +201,9 @@ mod tests {
             [("terminate", Action::Terminate), ("stop", Action::Stop), ("hibernate", Action::Hibernate)]
         {
             let found = action(&json!({"action": text, "time": "2026-01-31T12:02:00Z"})).unwrap();
-            assert_eq!(found, [Found { action: expected, deadline: Some(Timestamp::from_millis(1_769_860_920_000)) }]);
+            assert_eq!(found, Found { action: expected, deadline: Some(Timestamp::from_millis(1_769_860_920_000)) });
         }
-        assert_eq!(action(&json!({"action": "stop"})).unwrap(), [Found { action: Action::Stop, deadline: None }]);
+        assert_eq!(action(&json!({"action": "stop"})).unwrap(), Found { action: Action::Stop, deadline: None });
         for bad in [
             json!({"action": "dance", "time": "2026-01-31T12:02:00Z"}),
             json!({"action": "terminate", "time": "soon"}),
@@ -226,16 +219,17 @@ mod tests {
     #[test]
     fn advice_has_no_deadline_but_scheduled_events_have() {
         let found = rebalance(&json!({"noticeTime": "2026-01-31T12:02:00Z"})).unwrap();
-        assert_eq!(found, [Found { action: Action::Rebalance, deadline: None }]);
+        assert_eq!(found, Found { action: Action::Rebalance, deadline: None });
         assert!(rebalance(&json!({})).is_err() && rebalance(&json!({"noticeTime": "now"})).is_err());
         let event =
             |state: &str| json!({"Code": "system-reboot", "State": state, "NotBefore": "31 Jan 2026 12:02:00 GMT"});
         let deadline = Some(Timestamp::from_millis(1_769_860_920_000));
-        let found = maintenance(&json!([event("completed"), event("active"), event("canceled")])).unwrap();
-        assert_eq!(found, [Found { action: Action::Maintenance, deadline }]);
-        assert!(maintenance(&json!([])).unwrap().is_empty());
+        let good = Ok(Found { action: Action::Maintenance, deadline });
+        assert_eq!(maintenance(&json!([event("completed"), event("active"), event("canceled")])), [good]);
+        assert!(maintenance(&json!([])).is_empty());
         for bad in [json!({}), json!([{}]), json!([{"Code": "x", "NotBefore": "later"}])] {
-            assert!(maintenance(&bad).is_err(), "{bad}");
+            assert!(matches!(maintenance(&bad)[..], [Err(_)]), "{bad}");
         }
+        assert_eq!(maintenance(&json!([{}, event("active")]))[1], good, "whatever stands beside it");
     }
 }

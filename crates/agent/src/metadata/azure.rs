@@ -6,17 +6,16 @@ use serde_json::Value;
 use tokio::time::{Instant, sleep_until};
 
 use super::{
-    Found,
+    Found, Read,
     dates::parse_date,
     http::{LIMIT, Request},
     monitor::Place,
-    service::{Service, Trouble, json, ok},
-    tell,
+    service::{Service, Trouble, json, ok, ok_or_none, word},
+    tell_all,
 };
 use crate::{context::Context, notice::Action};
 
 const METADATA: (&str, &str) = ("Metadata", "true");
-const COMPUTE: &str = "/metadata/instance/compute?api-version=2021-02-01";
 const EVENTS: &str = "/metadata/scheduledevents?api-version=2020-07-01";
 
 /// The first question switches the events on, which may take two minutes.
@@ -34,13 +33,15 @@ pub(crate) struct Azure<'a> {
 impl<'a> Azure<'a> {
     pub(crate) async fn identify(ctx: &'a Context) -> Result<(Self, Place), Trouble> {
         let service = Service::new(ctx, &ctx.parts.metadata.azure);
-        let compute = json(COMPUTE, &ok(COMPUTE, service.get(COMPUTE, &[METADATA]).await?)?)?;
-        let text = |name: &str| compute.get(name).and_then(Value::as_str).filter(|text| !text.is_empty());
-        let name = text("name").ok_or_else(|| Trouble::malformed(COMPUTE, "no name"))?.to_owned();
-        let location = text("location").ok_or_else(|| Trouble::malformed(COMPUTE, "no location"))?;
-        let spot = text("priority") == Some("Spot");
+        let none = |leaf: &str| Trouble::malformed(leaf, "there is none");
+        let name = leaf(&service, "name").await?.ok_or_else(|| none("name"))?;
+        let location = leaf(&service, "location").await?.ok_or_else(|| none("location"))?;
+        let spot = leaf(&service, "priority").await?.is_some_and(|priority| priority == "Spot");
         // Zones are numbers, which mean nothing without their region.
-        let zone = text("zone").map_or_else(|| location.to_owned(), |zone| format!("{location}-{zone}"));
+        let zone = match leaf(&service, "zone").await? {
+            Some(zone) => format!("{location}-{zone}"),
+            None => location,
+        };
         let place = Place { provider: Some("azure"), spot: Some(spot), zone: Some(zone) };
         Ok((Self { service, name, spot }, place))
     }
@@ -52,9 +53,6 @@ impl<'a> Azure<'a> {
         loop {
             let began = Instant::now();
             let answer = self.find(limit).await;
-            for found in answer.iter().flatten() {
-                tell(ctx, found);
-            }
             ctx.monitor.heard(&ctx.board, EVENTS, &answer);
             if answer.is_ok() {
                 limit = LIMIT;
@@ -63,16 +61,30 @@ impl<'a> Azure<'a> {
         }
     }
 
-    async fn find(&self, limit: Duration) -> Result<Vec<Found>, Trouble> {
+    async fn find(&self, limit: Duration) -> Result<(), Trouble> {
         let request = Request { method: "GET", path: EVENTS, headers: &[METADATA] };
         let answer = ok(EVENTS, self.service.ask(&request, limit).await?)?;
-        events(&json(EVENTS, &answer)?, &self.name).map_err(|what| Trouble::malformed(EVENTS, what))
+        tell_all(self.service.ctx, EVENTS, events(&json(EVENTS, &answer)?, &self.name))
     }
 }
 
+/// One thing that Azure knows of this machine, if it does. Asked for one by one: the document that has them all has the
+/// user data too, which may be longer than anything that is read here.
+async fn leaf(service: &Service<'_>, name: &str) -> Result<Option<String>, Trouble> {
+    let path = format!("/metadata/instance/compute/{name}?api-version=2021-02-01&format=text");
+    let answer = ok_or_none(&path, service.get(&path, &[METADATA]).await?)?;
+    let Some(answer) = answer.filter(|answer| answer.text() != Some("")) else { return Ok(None) };
+    let word = word(&path, &answer)?;
+    // Text says less of its sender than a document did, and a portal answers everything: none of Azure's has these.
+    if word.contains([' ', '<', '>']) {
+        return Err(Trouble::malformed(&path, "not a name"));
+    }
+    Ok(Some(word))
+}
+
 /// `{"Events": [{"EventType": "Preempt", "Resources": ["vm-1"], "NotBefore": "Sat, 31 Jan 2026 12:02:00 GMT", …}]}`
-fn events(value: &Value, name: &str) -> Result<Vec<Found>, &'static str> {
-    let all = value.get("Events").and_then(Value::as_array).ok_or("no list of events")?;
+fn events(value: &Value, name: &str) -> Read {
+    let Some(all) = value.get("Events").and_then(Value::as_array) else { return vec![Err("no list of events")] };
     let ours = |event: &&Value| {
         let resources = event.get("Resources").and_then(Value::as_array);
         let named = |it: &Value| it.as_str().is_some_and(|it| it.eq_ignore_ascii_case(name));
@@ -108,7 +120,8 @@ mod tests {
     #[test]
     fn only_events_of_this_machine_count() {
         let event = |kind: &str, vm: &str, at: &str| json!({"EventType": kind, "Resources": [vm], "NotBefore": at});
-        let found = |list: Value| events(&json!({"Events": list}), "vm-1");
+        let all = |value: Value| events(&value, "vm-1").into_iter().collect::<Result<Vec<_>, _>>();
+        let found = |list: Value| all(json!({"Events": list}));
         let deadline = Some(Timestamp::from_millis(1_769_860_920_000));
         let date = "Sat, 31 Jan 2026 12:02:00 GMT";
         for (kind, action) in [
@@ -126,7 +139,7 @@ mod tests {
         assert_eq!(found(json!([])), Ok(vec![]));
         let over = json!({"EventType": "Freeze", "Resources": ["vm-1"], "EventStatus": "Completed"});
         assert_eq!(found(json!([over])), Ok(vec![]));
-        assert!(events(&json!({}), "vm-1").is_err());
+        assert!(all(json!({})).is_err());
         assert!(found(json!([{"Resources": ["vm-1"]}])).is_err());
     }
 }

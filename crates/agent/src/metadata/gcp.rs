@@ -23,6 +23,10 @@ const MAINTENANCE: &str = "/computeMetadata/v1/instance/maintenance-event";
 /// A hanging read is answered after the 60 s it asks for at the latest, plus the way there and back.
 const HANG_LIMIT: Duration = Duration::from_secs(65);
 
+/// After a hanging read that nobody answered, values are read as others are for this long: a machine has half a minute
+/// left when it is preempted, and the next such read may hang for twice as long.
+const NO_HANGING: Duration = Duration::from_secs(3600);
+
 /// After a failure on a machine that nobody takes away at short notice.
 const CALM_PERIOD: Duration = Duration::from_secs(60);
 
@@ -81,6 +85,7 @@ impl<'a> Gcp<'a> {
         let ctx = self.service.ctx;
         let period = if self.spot { ctx.settings.spot_poll_interval } else { CALM_PERIOD };
         let mut next = Read::Now;
+        let mut hang_from = Instant::now();
         loop {
             let began = Instant::now();
             let answer = self.find(path, &next, &read).await;
@@ -89,9 +94,12 @@ impl<'a> Gcp<'a> {
             }
             ctx.monitor.heard(&ctx.board, path, &answer);
             let waited = matches!(next, Read::Changed(_));
+            if waited && answer.as_ref().is_err_and(Trouble::is_late) {
+                hang_from = Instant::now() + NO_HANGING;
+            }
             next = match answer {
-                Ok((_, tag)) => Read::Changed(tag),
-                Err(_) => Read::Now,
+                Ok((_, tag)) if hang_from <= Instant::now() => Read::Changed(tag),
+                _ => Read::Now,
             };
             // A service that does not let its readers wait is not asked more often than others are.
             if (waited || matches!(next, Read::Now)) && began.elapsed() < period {

@@ -36,6 +36,12 @@ pub(crate) enum HttpError {
     Malformed { address: String, what: &'static str },
 }
 
+impl HttpError {
+    pub(crate) fn is_late(&self) -> bool {
+        matches!(self, Self::Late { .. })
+    }
+}
+
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Request<'a> {
     pub(crate) method: &'static str,

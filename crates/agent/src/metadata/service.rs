@@ -21,6 +21,11 @@ pub(crate) enum Trouble {
 }
 
 impl Trouble {
+    /// Nothing was said in the time there was.
+    pub(crate) fn is_late(&self) -> bool {
+        matches!(self, Self::Http { source, .. } if source.is_late())
+    }
+
     pub(crate) fn malformed(path: &str, what: &'static str) -> Self {
         Self::Malformed { path: path.to_owned(), what }
     }
@@ -53,7 +58,13 @@ impl<'a> Service<'a> {
                     self.first.store(index, Ordering::Relaxed);
                     return Ok(response);
                 }
-                Err(error) => last = error,
+                Err(error) => {
+                    last = error;
+                    // A read that was to hang and hung too long would do so at the next host too, with nobody looking.
+                    if LIMIT < limit && last.is_late() {
+                        break;
+                    }
+                }
             }
         }
         Err(Trouble::Http { path: request.path.to_owned(), source: last })

@@ -41,6 +41,44 @@ fn all_problems_are_told_together() {
     assert_eq!(problems[0].to_string(), "NSTANCE_DEBUG: `maybe` cannot be used: use true or false");
 }
 
+/// Whichever is missing or wrong: every other variable is judged all the same.
+#[test]
+fn missing_id_hides_no_other_problem() {
+    let bad = ["SERVER_AGENT_ADDR", "DEBUG", "RECV_GROUP", "INSTANCE_IPV6", "BOOT_TIMEOUT", "HEALTH_ADDR"];
+    for id in [None, Some("nonsense".to_owned())] {
+        let problems = Settings::read(|name| match name.strip_prefix(PREFIX).unwrap() {
+            "INSTANCE_ID" => id.clone(),
+            "SERVER_REGISTRATION_ADDR" => Some("a:1".to_owned()),
+            "KEYS_DIR" | "RECV_DIR" => Some("/tmp/a".to_owned()),
+            name => bad.contains(&name).then(|| "no such thing".to_owned()),
+        })
+        .unwrap_err();
+        let names: Vec<_> = problems.iter().map(|it| it.variable.strip_prefix(PREFIX).unwrap()).collect();
+        assert_eq!(names[0], "INSTANCE_ID");
+        assert_eq!(names.len(), bad.len() + 2, "{names:?}");
+        assert!(bad.iter().chain(&["RECV_DIR"]).all(|name| names.contains(name)), "{names:?}");
+    }
+}
+
+/// A value that is there and cannot be read is not a value that is not there.
+#[test]
+fn value_that_is_no_text_is_a_problem_of_its_variable() {
+    use std::os::unix::ffi::OsStringExt as _;
+
+    for name in ["INSTANCE_ID", "INSTANCE_KIND", "SERVER_AGENT_ADDR", "ENVIRONMENT", "KEYS_DIR", "BOOT_LOGS"] {
+        let variable = format!("{PREFIX}{name}");
+        let problems = Settings::read_raw(&|asked| {
+            let value = REQUIRED.iter().find(|(name, _)| *name == asked).map(|(_, value)| OsString::from(value));
+            if asked == variable { Some(OsString::from_vec(b"/caf\xe9".to_vec())) } else { value }
+        })
+        .unwrap_err();
+        assert_eq!(problems.len(), 1, "{problems:?}");
+        assert_eq!(problems[0].to_string(), format!("{variable}: `/caf\u{fffd}` cannot be used: use UTF-8"));
+    }
+    let identity = identity_path(|_| Some(OsString::from_vec(b"/caf\xe9".to_vec())));
+    assert_eq!(identity.unwrap_err().variable, "NSTANCE_IDENTITY_DIR");
+}
+
 #[test]
 fn every_rule_has_a_good_and_a_bad_value() {
     for (name, good, bad) in [

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use crate::{
-    MINUTE, SECOND,
+    HOUR, MINUTE, SECOND,
     common::{
         World,
         imds::{self, Answer, Imds},
@@ -41,6 +41,50 @@ async fn events_of_this_machine_are_told_with_their_time() {
         assert_eq!(quiet(&mut world, 2 * MINUTE).await.as_deref(), Some(action));
         imds.set(EVENTS, NONE);
         assert_eq!(quiet(&mut world, 2 * MINUTE).await.as_deref(), Some(action));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn machine_with_large_user_data_is_recognised() {
+    let imds = Imds::azure("Spot");
+    let user_data = "I2Nsb3Vk".repeat(20 * 1024 / 8);
+    let compute = format!(r#"{{"name":"vm-1","location":"westeurope","priority":"Spot","userData":"{user_data}"}}"#);
+    imds.set(imds::AZURE_COMPUTE, compute.as_str());
+    imds.set(&imds::azure_leaf("userData"), user_data.as_str());
+    let mut world = settled("azure", &imds, imds::V4).await;
+    assert!(imds.take_asked().iter().all(|asked| asked.headers["metadata"] == "true"));
+    imds.set(EVENTS, event("Preempt", "vm-1", "").as_str());
+    assert_eq!(next_notice(&mut world).await.1.action, "preempt");
+}
+
+#[tokio::test(start_paused = true)]
+async fn machine_without_zone_or_priority_has_its_region_and_is_not_spot() {
+    for empty in [false, true] {
+        let imds = Imds::azure("Spot");
+        for leaf in ["zone", "priority"] {
+            imds.unset(&imds::azure_leaf(leaf));
+            if empty {
+                imds.set(&imds::azure_leaf(leaf), "");
+            }
+        }
+        let mut world = World::new();
+        imds.listen(&world, imds::V4);
+        start(&world, &[("PROVIDER", "azure")]);
+        let (_, report) = until_fact(&mut world, "spot_monitor", "ok").await;
+        assert_eq!((&*report.provider_facts["zone"], &*report.provider_facts["spot"]), ("westeurope", "false"));
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn answers_that_are_not_azures_are_ignored() {
+    for (leaf, portal) in [("name", "<html>welcome</html>"), ("name", ""), ("location", "You are welcome")] {
+        let imds = Imds::azure("Spot");
+        imds.set(&imds::azure_leaf(leaf), portal);
+        let mut world = World::new();
+        imds.listen(&world, imds::V4);
+        start(&world, &[("PROVIDER", "azure")]);
+        quiet(&mut world, HOUR).await;
+        until_fact(&mut world, "spot_monitor", "unknown").await;
     }
 }
 
@@ -91,6 +135,16 @@ async fn machine_that_is_not_spot_is_looked_at_once_a_minute() {
     quiet(&mut world, 10 * MINUTE).await;
     let n_asked = imds.take_asked().len();
     assert!((9..=11).contains(&n_asked), "{n_asked}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn odd_event_does_not_hide_a_good_one() {
+    let imds = Imds::azure("Spot");
+    let mut world = settled("azure", &imds, imds::V4).await;
+    let one = |kind: &str, at: &str| format!(r#"{{"EventType":"{kind}","Resources":["vm-1"],"NotBefore":"{at}"}}"#);
+    imds.set(EVENTS, format!(r#"{{"Events":[{},{}]}}"#, one("Freeze", "soon"), one("Preempt", "")).as_str());
+    assert_eq!(next_notice(&mut world).await.1.action, "preempt");
+    until_fact(&mut world, "spot_monitor", "failing").await;
 }
 
 #[tokio::test(start_paused = true)]

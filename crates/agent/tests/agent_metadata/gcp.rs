@@ -8,7 +8,7 @@ use crate::{
         World,
         imds::{self, Answer, Imds},
     },
-    next_notice, quiet, settled, start, until_fact,
+    dialled, next_notice, quiet, settled, start, until_fact,
 };
 
 const PREEMPTED: &str = "/computeMetadata/v1/instance/preempted";
@@ -114,6 +114,34 @@ async fn service_that_does_not_let_readers_wait_is_not_hammered() {
     quiet(&mut world, 10 * MINUTE).await;
     let n_asked = imds.take_asked().len();
     assert!(n_asked <= 640, "two values every two seconds: {n_asked}");
+}
+
+#[tokio::test(start_paused = true)]
+async fn service_that_swallows_waiting_reads_is_asked_again_and_again() {
+    let imds = Imds::gcp("TRUE");
+    let mut world = World::new();
+    imds.listen(&world, imds::GOOGLE);
+    imds.listen(&world, imds::V4);
+    start(&world, &[("PROVIDER", "gcp")]);
+    until_fact(&mut world, "spot_monitor", "ok").await;
+    imds.swallow_waiting();
+    // One that waits already, and the first that is swallowed.
+    quiet(&mut world, 60 * SECOND + 65 * SECOND + 10 * SECOND).await;
+    assert_eq!(dialled(&world, imds::V4), [], "the other address leads to the same service");
+    imds.take_asked();
+    quiet(&mut world, MINUTE).await;
+    let n_plain = imds.take_asked().iter().filter(|asked| asked.path == PREEMPTED).count();
+    assert!((29..=31).contains(&n_plain), "every two seconds: {n_plain}");
+    let changed = Instant::now();
+    imds.set(PREEMPTED, "TRUE");
+    let (at, notice) = next_notice(&mut world).await;
+    assert_eq!(notice.action, "preempt");
+    assert!(at - changed <= 3 * SECOND, "{:?}", at - changed);
+    // It may have learnt it since.
+    imds.take_asked();
+    quiet(&mut world, 2 * HOUR).await;
+    let n_waits = imds.take_asked().iter().filter(|asked| asked.path.contains("wait_for_change")).count();
+    assert!((2..=4).contains(&n_waits), "two values once an hour: {n_waits}");
 }
 
 #[tokio::test(start_paused = true)]

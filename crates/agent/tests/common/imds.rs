@@ -27,6 +27,14 @@ pub const V4: &str = "169.254.169.254:80";
 pub const V6: &str = "[fd00:ec2::254]:80";
 pub const GOOGLE: &str = "metadata.google.internal:80";
 
+/// All that there is to say of an Azure machine, in one document.
+pub const AZURE_COMPUTE: &str = "/metadata/instance/compute?api-version=2021-02-01";
+
+/// One thing of it, in plain text: the service has no other form for it, and 404 for what there is not.
+pub fn azure_leaf(name: &str) -> String {
+    format!("/metadata/instance/compute/{name}?api-version=2021-02-01&format=text")
+}
+
 /// How to answer a path.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Answer {
@@ -83,6 +91,8 @@ struct Table {
     headers: Vec<(String, String)>,
     /// Paths whose reads can wait for a change, as Google's can; with or without a tag.
     tagged: bool,
+    /// Whether reads that wait are ever answered.
+    deaf: bool,
     n_tokens: usize,
 }
 
@@ -103,6 +113,7 @@ impl Imds {
             given: BTreeMap::new(),
             headers: Vec::new(),
             tagged: true,
+            deaf: false,
             n_tokens: 0,
         };
         Self { table: Arc::new(Mutex::new(table)), version: watch::Sender::new(1) }
@@ -132,8 +143,11 @@ impl Imds {
 
     pub fn azure(priority: &str) -> Self {
         let imds = Self::new();
+        for (leaf, value) in [("name", "vm-1"), ("location", "westeurope"), ("zone", "2"), ("priority", priority)] {
+            imds.set(&azure_leaf(leaf), value);
+        }
         let compute = format!(r#"{{"name":"vm-1","location":"westeurope","zone":"2","priority":"{priority}"}}"#);
-        imds.set("/metadata/instance/compute?api-version=2021-02-01", compute.as_str());
+        imds.set(AZURE_COMPUTE, compute.as_str());
         imds.set("/metadata/scheduledevents?api-version=2020-07-01", r#"{"DocumentIncarnation":1,"Events":[]}"#);
         imds
     }
@@ -162,6 +176,11 @@ impl Imds {
 
     pub fn without_tags(&self) {
         self.table.lock().unwrap().tagged = false;
+    }
+
+    /// From now on a read that waits gets no answer, as from something in between that knows no long answers.
+    pub fn swallow_waiting(&self) {
+        self.table.lock().unwrap().deaf = true;
     }
 
     /// Every token that was given is forgotten.
@@ -241,6 +260,9 @@ impl Imds {
         }
         let (path, query) = asked.path.split_once('?').unwrap_or((&asked.path, ""));
         let waits = query.contains("wait_for_change=true");
+        if waits && self.table.lock().unwrap().deaf {
+            return std::future::pending().await;
+        }
         let mut changes = self.version.subscribe();
         let since = *changes.borrow_and_update();
         if waits && self.version_of(query).is_none_or(|known| known == since) {

@@ -14,7 +14,7 @@ pub mod files;
 pub mod imds;
 
 use std::{
-    collections::{HashMap, VecDeque},
+    collections::{HashMap, HashSet, VecDeque},
     io,
     path::Path,
     sync::{
@@ -34,7 +34,7 @@ use nstance_agent::{
 use nstance_core::{
     ids::{InstanceId, Tenant},
     ports::clock::Clock,
-    time::Timestamp,
+    time::{Mono, Timestamp},
 };
 use nstance_identity::{
     ca::{Ca, CaProfile, make_ca_certificate},
@@ -84,6 +84,8 @@ pub enum Register {
     SignAndLose,
     Refuse(Code, &'static str),
     RefuseFor(Code, &'static str, u64),
+    /// Refuse, but think about it for so long.
+    RefuseAfter(Duration, Code, &'static str),
     Hang,
     /// Sign somebody else's key.
     Nonsense,
@@ -101,6 +103,7 @@ pub enum Renew {
     SignWithBundle(String),
     Nonsense,
     Refuse(Code, &'static str),
+    RefuseFor(Code, &'static str, u64),
 }
 
 /// How to treat one report stream.
@@ -112,6 +115,8 @@ pub enum Talk {
     RefuseFor(Code, &'static str, u64),
     /// Read one report, then end the stream without complaint.
     EndAfterFirst,
+    /// Read for so long, then refuse.
+    RefuseAfter(Duration, Code, &'static str),
     /// Read one report, then refuse.
     RefuseAfterFirst(Code, &'static str),
 }
@@ -239,6 +244,14 @@ impl World {
         self.tasks.spawn_droppable("agent", nstance_agent::run(settings, parts, control));
     }
 
+    /// Starts an agent whose wall clock is off.
+    pub fn start_skewed(&self, ahead: Duration, behind: Duration, more: &[(&str, &str)]) {
+        let clock = Arc::new(Skewed { right: self.plane.clock.clone(), ahead, behind });
+        let parts = Components { clock, ..self.parts() };
+        let run = nstance_agent::run(self.settings_with(more), parts, self.control.clone());
+        self.tasks.spawn_droppable("agent", run);
+    }
+
     /// Starts a server for both ports; it dies with the scope that comes back.
     pub fn start_server(&self) -> Tasks {
         self.start_server_of(&self.plane)
@@ -325,6 +338,23 @@ pub fn environment(directory: &Path) -> Vec<(String, String)> {
     .into()
 }
 
+/// A clock that is off.
+pub struct Skewed {
+    pub right: Arc<dyn Clock>,
+    pub ahead: Duration,
+    pub behind: Duration,
+}
+
+impl Clock for Skewed {
+    fn now(&self) -> Timestamp {
+        self.right.now().plus(self.ahead).minus(self.behind)
+    }
+
+    fn monotonic(&self) -> Mono {
+        self.right.monotonic()
+    }
+}
+
 /// A network in memory: who listens where. Bytes pass through a relay, which can be frozen: then nothing comes through
 /// any more, and neither side is told.
 #[derive(Default)]
@@ -335,6 +365,7 @@ pub struct MemNet {
     frozen: CancellationToken,
     cut: Mutex<CancellationToken>,
     hanging: AtomicBool,
+    holes: Mutex<HashSet<String>>,
     open: Arc<AtomicUsize>,
 }
 
@@ -354,6 +385,11 @@ impl MemNet {
     /// How many connections are open.
     pub fn n_open(&self) -> usize {
         self.open.load(Ordering::SeqCst)
+    }
+
+    /// New connections to this address are neither made nor refused.
+    pub fn hang_at(&self, address: &str) {
+        self.holes.lock().unwrap().insert(address.to_owned());
     }
 
     /// New connections are neither made nor refused.
@@ -378,7 +414,7 @@ impl Net for MemNet {
     async fn connect(&self, address: &Address) -> io::Result<Socket> {
         let address = address.to_string();
         self.dialled.lock().unwrap().push((Instant::now(), address.clone()));
-        if self.hanging.load(Ordering::SeqCst) {
+        if self.hanging.load(Ordering::SeqCst) || self.holes.lock().unwrap().contains(&address) {
             std::future::pending::<()>().await;
         }
         let listener = self.listeners.lock().unwrap().get(&address).cloned();
@@ -516,6 +552,10 @@ impl v1::registration_service_server::RegistrationService for Service {
             Register::SignAndLose => Err(Status::unavailable("the answer got lost")),
             Register::Refuse(code, reason) => Err(refusal(code, reason)),
             Register::RefuseFor(code, reason, millis) => Err(with_retry(refusal(code, reason), millis)),
+            Register::RefuseAfter(thought, code, reason) => {
+                tokio::time::sleep(thought).await;
+                Err(refusal(code, reason))
+            }
             Register::Hang => std::future::pending().await,
         }
     }
@@ -555,6 +595,15 @@ impl v1::agent_service_server::AgentService for Service {
             _ => {}
         }
         let mut reports = request.into_inner();
+        if let Talk::RefuseAfter(listened, code, reason) = script {
+            let listen = async {
+                while let Some(Ok(report)) = reports.next().await {
+                    plane.see(Seen::Report { at: Instant::now(), report: Box::new(report) });
+                }
+            };
+            let _ = tokio::time::timeout(listened, listen).await;
+            return Err(refusal(code, reason));
+        }
         while let Some(report) = reports.next().await {
             plane.see(Seen::Report { at: Instant::now(), report: Box::new(report?) });
             match script {
@@ -611,6 +660,7 @@ impl v1::agent_service_server::AgentService for Service {
             Renew::SignAndLose => Err(Status::unavailable("the answer got lost")),
             Renew::Nonsense => Ok(Response::new(answer(&KeyPair::generate(&*plane.dice).public_key(), bundle, None))),
             Renew::Refuse(code, reason) => Err(refusal(code, reason)),
+            Renew::RefuseFor(code, reason, millis) => Err(with_retry(refusal(code, reason), millis)),
         }
     }
 }

@@ -195,6 +195,34 @@ fn machine_that_is_sent_nothing_finishes_without_files() {
 }
 
 #[test]
+fn patience_for_files_does_not_depend_on_the_wall_clock() {
+    let with = |seconds: i64, age: u64| Look {
+        progress: serving(),
+        bare: true,
+        now: at(seconds),
+        age: Duration::from_secs(age),
+        ..look(0)
+    };
+    // Set right by ten minutes, as soon as there is a network to ask for the time.
+    let mut timeline = take(&[with(5, 5), with(607, 7)]);
+    assert!(!timeline.finished);
+    timeline.take(&with(904, 304), TIMEOUT);
+    assert!(!timeline.finished);
+    timeline.take(&with(905, 305), TIMEOUT);
+    assert!(timeline.finished);
+    let timeline = take(&[with(1000, 5), with(100, 400)]);
+    assert!(told(&timeline).contains(&"files done 1000..1000 (none were sent)".to_owned()), "{:?}", told(&timeline));
+    assert!(timeline.finished);
+    // Whoever starts anew does not know when it began, and waits no longer than since the box was opened.
+    let kept = Timeline { files_from: Duration::ZERO, ..take(&[with(250, 250)]) };
+    for (age, finished) in [(299, false), (300, true)] {
+        let mut timeline = kept.clone();
+        timeline.take(&with(age, age.cast_unsigned()), TIMEOUT);
+        assert_eq!(timeline.finished, finished, "{age}");
+    }
+}
+
+#[test]
 fn boot_without_a_limit_never_stalls_and_still_closes() {
     let mut timeline = take(&[look(0)]);
     timeline.take(&look(3599), Duration::ZERO);
@@ -238,6 +266,24 @@ fn named_stage_runs_until_the_next_begins() {
 }
 
 #[test]
+fn named_stage_that_nobody_ends_is_over_when_the_boot_is() {
+    let finished = |seconds, words| Look { sentinel: Some(at(4)), kubelet: Some(false), words, ..look(seconds) };
+    let words = [stage(1, "a", "", false), stage(8, "late", "", false)];
+    let mut timeline = take(&[finished(5, &words[..1])]);
+    assert!(timeline.finished && !timeline.closed, "the kubelet is waited for");
+    assert!(told(&timeline).contains(&"user:a done 1..5".to_owned()), "{:?}", told(&timeline));
+    let before = timeline.clone();
+    timeline.take(&finished(7, &words[..1]), TIMEOUT);
+    assert_eq!(timeline, before, "nothing happened, so there is nothing to write or to tell");
+    timeline.take(&finished(9, &words), TIMEOUT);
+    let user: Vec<_> = told(&timeline).into_iter().filter(|line| line.starts_with("user:")).collect();
+    assert_eq!(user, ["user:a done 1..8", "user:late done 8..8"]);
+    let before = timeline.clone();
+    timeline.take(&finished(11, &words), TIMEOUT);
+    assert_eq!(timeline, before);
+}
+
+#[test]
 fn secrets_do_not_reach_reasons_and_details() {
     let words = [stage(1, "login", "DB_PASSWORD=hunter2", true)];
     let timeline = take(&[Look { words: &words, ..look(2) }]);
@@ -252,6 +298,25 @@ fn secrets_do_not_reach_reasons_and_details() {
 fn chatty_scripts_fill_no_more_than_their_share() {
     let words: Vec<_> = (0..500).map(|n| stage(n, &format!("s{n}"), "", false)).collect();
     assert!(take(&[Look { words: &words, ..look(2) }]).stages.len() <= MAX_USER_STAGES + 4);
+}
+
+#[test]
+fn stage_that_is_one_too_many_still_fails_the_boot() {
+    let mut words: Vec<_> = (0..64).map(|n| stage(n, &format!("s{n}"), "", false)).collect();
+    for (name, recorded) in [("s63", true), ("s1", true), ("new", false)] {
+        words.push(stage(70, name, "no disk", true));
+        let timeline = take(&[Look { words: &words, ..look(80) }]);
+        let full_name = format!("user:{name}");
+        assert_eq!(failure(&timeline), (full_name.as_str(), "no disk"));
+        let state = timeline.find(&full_name).map(|stage| stage.state);
+        assert_eq!(state, recorded.then_some(StageState::Failed), "{name}");
+        assert!(timeline.stages.len() <= MAX_USER_STAGES + 4);
+        words.pop();
+    }
+    // What is known already still gets its details.
+    words.push(stage(70, "s63", "half", false));
+    let timeline = take(&[Look { words: &words, ..look(80) }]);
+    assert_eq!(timeline.find("user:s63").unwrap().detail, "half");
 }
 
 #[test]

@@ -390,6 +390,29 @@ fn what_cannot_be_written_is_told_and_the_rest_goes_on() {
 }
 
 #[test]
+fn reports_name_the_last_batch_that_was_committed_and_is_safe() {
+    let (_outer, ctx) = Context::for_tests(&[]);
+    let named = || ctx.files.batch().clone();
+    let mut receiver = Receiver::open(&ctx);
+    receiver.take(file("1", "a", "1"));
+    assert_eq!(named(), "", "not yet");
+    receiver.take(commit("1", "h1"));
+    assert_eq!(named(), "1");
+    send(&mut receiver, "2", &[("b.json", "{")], "h2");
+    assert_eq!(named(), "2", "what is wrong with a file is told beside it");
+    let report = crate::health::Reports::new(&ctx).make(&ctx, nstance_proto::v1::ReportKind::Periodic);
+    assert_eq!((report.batch_id.as_str(), report.config_hash.as_str()), ("2", "h1"));
+    send(&mut receiver, &"3".repeat(65), &[("a", "3")], "h3");
+    assert_eq!(named(), "", "too long to be repeated");
+
+    send(&mut receiver, "4", &[("a", "4")], "h4");
+    receiver.take(file("5", "a", "5"));
+    fs::rename(&ctx.settings.recv.path, ctx.settings.recv.path.with_extension("away")).unwrap();
+    receiver.take(commit("5", "h5"));
+    assert_eq!(named(), "4", "its directory cannot be made safe");
+}
+
+#[test]
 fn nonsense_is_not_taken_for_a_hash() {
     let (_outer, ctx) = Context::for_tests(&[]);
     let mut receiver = Receiver::open(&ctx);

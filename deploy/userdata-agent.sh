@@ -1,0 +1,1 @@
+../examples/userdata-agent.sh
