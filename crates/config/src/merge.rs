@@ -3,7 +3,10 @@
 //! The merge is pure: it reads every layer and writes a new value. A layer that was changed in place would change for
 //! every other group that shares it.
 
-use std::{collections::BTreeMap, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    time::Duration,
+};
 
 use nstance_core::{
     ids::{GroupRef, Kind, LbKey, SubnetPool},
@@ -14,6 +17,7 @@ use crate::{
     jsonc::Pos,
     model::{Arch, CertificateSpec, Config, FileSpec, StaticGroup, Template, Userdata},
     problems::{Code, Problem, suggest},
+    render::{Unhashed, images_of, unhashed_of},
     validate::{MAX_SIZE, is_var_name},
 };
 
@@ -64,7 +68,11 @@ pub struct MergedGroup {
     pub args: Object,
     pub vars: BTreeMap<String, String>,
     pub userdata: Option<Userdata>,
+    /// Names of the images that it cannot be made without.
+    pub images: BTreeSet<String>,
     pub files: BTreeMap<String, FileSpec>,
+    /// Files whose content may be another under the same runtime hash.
+    pub unhashed: BTreeMap<String, Unhashed>,
     /// Those that the files use.
     pub certificates: BTreeMap<String, CertificateSpec>,
     pub trust_agent_addresses: bool,
@@ -195,6 +203,7 @@ impl Config {
             .or(fixed.and_then(|it| it.instance_type.as_ref()))
             .or(template.instance_type.as_ref());
         let (subnet_pool, subnets) = subnet_pool?;
+        let userdata = template.userdata.as_ref().or(self.defaults.userdata.as_ref());
         Some(MergedGroup {
             group: group.clone(),
             template: name.to_owned(),
@@ -217,9 +226,11 @@ impl Config {
                 .or(fixed.and_then(|it| it.rollout_paused))
                 .unwrap_or(false),
             load_balancers,
+            images: images_of(&args, userdata),
             args,
             vars,
-            userdata: template.userdata.as_ref().or(self.defaults.userdata.as_ref()).cloned(),
+            userdata: userdata.cloned(),
+            unhashed: unhashed_of(&template.files),
             files: template.files.clone(),
             certificates: self.certificates_of(template),
             trust_agent_addresses: template.trust_agent_addresses,

@@ -11,17 +11,18 @@ mod images;
 mod program;
 mod sample;
 mod scan;
+mod unhashed;
 
-use std::{collections::BTreeMap, net::IpAddr, time::Duration};
+use std::{cell::OnceCell, collections::BTreeMap, net::IpAddr, time::Duration};
 
 use nstance_core::value::{Object, Value};
 
 pub use self::{
     data::{Context, InstanceData, RenderData},
     fault::RenderErrorKind,
-    images::images_of,
+    unhashed::Unhashed,
 };
-pub(crate) use self::{fault::Fault, program::Program, sample::sample_data};
+pub(crate) use self::{fault::Fault, images::images_of, program::Program, sample::sample_data, unhashed::unhashed_of};
 use crate::{
     hash::hash_bytes,
     merge::MergedGroup,
@@ -323,14 +324,20 @@ fn write_pretty(out: &mut String, value: &Value, depth: usize) {
 }
 
 /// One set of data for many texts.
-pub(crate) struct Renderer {
+pub(crate) struct Renderer<'a> {
     context: Context,
-    tree: gotmpl::Value,
+    data: &'a RenderData,
+    /// Made for the first text that is a template: many configs have none here.
+    tree: OnceCell<gotmpl::Value>,
 }
 
-impl Renderer {
-    pub(crate) fn new(context: Context, data: &RenderData) -> Self {
-        Self { context, tree: data.tree(context) }
+impl<'a> Renderer<'a> {
+    pub(crate) fn new(context: Context, data: &'a RenderData) -> Self {
+        Self { context, data, tree: OnceCell::new() }
+    }
+
+    fn tree(&self) -> &gotmpl::Value {
+        self.tree.get_or_init(|| self.data.tree(self.context))
     }
 
     fn text(&self, source: &str, place: &Path) -> Result<String, RenderError> {
@@ -338,12 +345,12 @@ impl Renderer {
             return Ok(source.to_owned());
         }
         let program = Program::parse(source).map_err(|fault| RenderError::at(place, fault))?;
-        eval::render(&program, &self.tree, self.context).map_err(|fault| RenderError::at(place, fault))
+        eval::render(&program, self.tree(), self.context).map_err(|fault| RenderError::at(place, fault))
     }
 
     /// Renders for the sake of its faults: every missing key, then whatever else ended it.
     pub(crate) fn probe(&self, program: &Program) -> Vec<Fault> {
-        let (result, mut faults) = eval::probe(program, &self.tree, self.context);
+        let (result, mut faults) = eval::probe(program, self.tree(), self.context);
         faults.extend(result.err());
         faults
     }

@@ -109,7 +109,7 @@ fn the_control_plane_of_the_aws_example_renders() {
         args: {"MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1}, "IamInstanceProfile": {"Name": "nstance-agent"}, "ImageId": "ami-0123", "SecurityGroupIds": ["sg-0aaa000000000001"]}
         --- userdata
         #!/bin/sh
-        set -eu; umask 077; d=/opt/nstance-agent; mkdir -p $d/identity /etc/nstance
+        set -eu; umask 077; systemctl stop nstance-agent || :; d=/opt/nstance-agent; mkdir -p $d/identity /etc/nstance
         printf %s 'header.claims.signature' > $d/identity/nonce.jwt
         cat > $d/identity/ca.crt <<'PEM'
         -----CA-----
@@ -128,7 +128,7 @@ fn the_control_plane_of_the_aws_example_renders() {
         NODE_LABELS=role=control-plane
         --- tunnel.json
         Secret { source: "tunnel-2026.json" }
-        --- infra sha256:bad6ce6059479faf1cf89d6cb6e54852c134df0d60021c6ce1a0bb4a61bccafd
+        --- infra sha256:5470b4de53c0858509383a0215797a6d093eb34b8adaaab303a9e8b64651b89f
         --- runtime sha256:b7727069181aad477e383b5a331f24c6178e929475595ec6c51420a4c5989de3
     "#]],
     );
@@ -144,7 +144,7 @@ fn the_workers_of_the_aws_example_render() {
         args: {"MetadataOptions": {"HttpTokens": "required", "HttpPutResponseHopLimit": 1}, "IamInstanceProfile": {"Name": "nstance-agent"}, "ImageId": "ami-0123", "SecurityGroupIds": ["sg-0bbb000000000001"], "InstanceMarketOptions": {"MarketType": "spot"}}
         --- userdata
         #!/bin/sh
-        set -eu; umask 077; d=/opt/nstance-agent; mkdir -p $d/identity /etc/nstance
+        set -eu; umask 077; systemctl stop nstance-agent || :; d=/opt/nstance-agent; mkdir -p $d/identity /etc/nstance
         printf %s 'header.claims.signature' > $d/identity/nonce.jwt
         cat > $d/identity/ca.crt <<'PEM'
         -----CA-----
@@ -168,7 +168,7 @@ fn the_workers_of_the_aws_example_render() {
         key kubelet.server, cn kubelet, dns ["localhost", "knd06bgm7733st2576nx5jht4ecjw", "ip-10-0-0-7"], ip [127.0.0.1, 10.0.0.7], 2592000s
         --- motd
         nstance knd06bgm7733st2576nx5jht4ecjw
-        --- infra sha256:0b9f7ecc2a7098df29572f80e4f6ab85521c12e22afa53326d39f53712dcc411
+        --- infra sha256:b03b993faa87d8e8dd03c6c7e88bb7cbe6c0ce979b4587f16faad8aac74d6a87
         --- runtime sha256:980ff4ed4bec287bce96d0b0f9832369840954b5e7d00f4ffe22610852f246ae
     "#]],
     );

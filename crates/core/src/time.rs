@@ -41,7 +41,7 @@ impl fmt::Display for Timestamp {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match jiff::Timestamp::from_millisecond(self.0) {
             Ok(timestamp) => write!(f, "{timestamp:.3}"),
-            Err(_) => write!(f, "{}ms", self.0), // beyond year 9999, where RFC 3339 ends
+            Err(_) => write!(f, "{}ms", self.0), // before or after all years that RFC 3339 can name
         }
     }
 }
@@ -62,10 +62,18 @@ impl FromStr for Timestamp {
     type Err = TimestampError;
 
     fn from_str(text: &str) -> Result<Self, TimestampError> {
-        text.parse::<jiff::Timestamp>()
-            .map(|timestamp| Self(timestamp.as_millisecond()))
-            .map_err(|_| TimestampError { value: text.to_owned() })
+        let millis = match text.parse::<jiff::Timestamp>() {
+            Ok(timestamp) => Some(timestamp.as_millisecond()),
+            Err(_) => beyond(text),
+        };
+        millis.map(Self).ok_or_else(|| TimestampError { value: text.to_owned() })
     }
+}
+
+/// A time that has no RFC 3339, as [`Timestamp`] writes it: what was stored must be read again, whatever it says.
+fn beyond(text: &str) -> Option<i64> {
+    let millis = text.strip_suffix("ms")?.parse().ok()?;
+    jiff::Timestamp::from_millisecond(millis).is_err().then_some(millis)
 }
 
 /// A reading of this machine's monotonic clock, which counts suspended time too. Meaningless anywhere else.
@@ -102,7 +110,33 @@ impl ops::Add<Duration> for Mono {
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
+
+    proptest! {
+        #[test]
+        fn every_time_that_is_written_is_read_back(millis in any::<i64>(), days in -4_000_000_i64..4_000_000) {
+            // Nearly all numbers lie beyond what people have a date for, so some that do not are tried too.
+            for millis in [millis, days * 86_400_000 + millis % 86_400_000] {
+                let at = Timestamp::from_millis(millis);
+                prop_assert_eq!(at.to_string().parse::<Timestamp>(), Ok(at));
+            }
+        }
+    }
+
+    #[test]
+    fn the_ends_of_time_are_read_back_and_nothing_else_is_a_number() {
+        let ends = [jiff::Timestamp::MIN, jiff::Timestamp::MAX].map(|end| end.as_millisecond());
+        let near = ends.iter().flat_map(|end| [end - 1, *end, end + 1]);
+        for millis in near.chain([i64::MIN, i64::MAX, 0]) {
+            let at = Timestamp::from_millis(millis);
+            assert_eq!(at.to_string().parse::<Timestamp>(), Ok(at), "{at}");
+        }
+        for text in ["0ms", "1700000000007ms", "-9223372036854775809ms", "ms", "9223372036854775807"] {
+            assert!(text.parse::<Timestamp>().is_err(), "{text}");
+        }
+    }
 
     #[test]
     fn times_are_written_with_milliseconds_and_read_back() {

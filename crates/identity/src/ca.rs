@@ -182,9 +182,14 @@ impl Bundle {
 
     /// Whether a certificate was signed by one of these. Nothing else of it is judged.
     pub fn signed(&self, leaf: &[u8]) -> bool {
-        let Ok((_, parsed)) = x509_parser::parse_x509_certificate(leaf) else { return false };
+        self.signer(leaf).is_some()
+    }
+
+    /// The one of these that signed a certificate.
+    pub fn signer(&self, leaf: &[u8]) -> Option<&CaCertificate> {
+        let (_, parsed) = x509_parser::parse_x509_certificate(leaf).ok()?;
         let (statement, signature) = (parsed.tbs_certificate.as_ref(), parsed.signature_value.data.as_ref());
-        self.certificates.iter().any(|ca| ca.public_key.verify(statement, signature))
+        self.certificates.iter().find(|ca| ca.public_key.verify(statement, signature))
     }
 
     /// Whether a client that trusts `self` may take `newer` in its place: one certificate at least must stay.
@@ -293,6 +298,7 @@ mod tests {
         let other = &both.certificates()[1];
         assert!(a.signed(&a.issuer().der) && both.signed(&other.der), "each signed itself");
         assert!(!a.signed(&other.der) && !a.signed(b"nonsense"));
+        assert_eq!(both.signer(&other.der).unwrap().fingerprint, other.fingerprint);
         assert_eq!(other.subject_text(), "O=demo, CN=Nstance CA");
     }
 

@@ -16,6 +16,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 
 const AGENTS: u32 = 1000;
 const ROUNDS: usize = 3;
+/// How long a fake create takes.
+const CREATE: Duration = Duration::from_millis(500);
 
 #[derive(Default)]
 struct Report {
@@ -56,7 +58,7 @@ async fn main() -> ExitCode {
 
     let (mut wholes, mut notices) = (Vec::new(), Vec::new());
     for _ in 0..ROUNDS {
-        let found = measured::scale_up(200, 8).await;
+        let found = measured::scale_up(200, 8, CREATE).await;
         assert!(found.under_way.iter().all(|n| 0 < *n), "a notice came too late to be in the middle: {found:?}");
         wholes.push(found.whole_after);
         notices.extend(found.notices);

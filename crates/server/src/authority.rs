@@ -348,8 +348,8 @@ impl Authority {
         // Trust first: whoever meets the new certificate may show one by the same CA.
         self.trust.swap(ca.bundle()).map_err(AuthorityError::Tls)?;
         *self.ca.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(ca);
-        if let Some(own) = own {
-            self.show(own)?;
+        if let Some(issued) = own {
+            self.show(&mut self.own.lock().unwrap_or_else(PoisonError::into_inner), issued)?;
         }
         self.bundles.send_modify(|n| *n += 1);
         Ok(())
@@ -360,10 +360,20 @@ impl Authority {
         self.bundles.subscribe()
     }
 
-    /// Shows it from now on; connections that stand are not touched.
-    pub fn show(&self, issued: Issued) -> Result<(), AuthorityError> {
+    /// Shows a renewed certificate from now on; connections that stand are not touched. Answers whether it does: one by
+    /// a CA that issues no more, while this was on its way, must not take the place of what is shown by the next.
+    pub fn show_renewed(&self, issued: Issued) -> Result<bool, AuthorityError> {
+        // Under the lock: who adopts a CA changes it first, and takes the lock to show what is issued by it.
+        let mut own = self.own.lock().unwrap_or_else(PoisonError::into_inner);
+        if issued.issuer_fingerprint != self.fingerprint() {
+            return Ok(false);
+        }
+        self.show(&mut own, issued).map(|()| true)
+    }
+
+    fn show(&self, own: &mut Own, issued: Issued) -> Result<(), AuthorityError> {
         self.identity.swap(issued.chain_pem.as_bytes(), &self.own_key).map_err(AuthorityError::Tls)?;
-        *self.own.lock().unwrap_or_else(PoisonError::into_inner) = Own::new(issued, self.entropy.as_ref());
+        *own = Own::new(issued, self.entropy.as_ref());
         Ok(())
     }
 
@@ -373,6 +383,11 @@ impl Authority {
 
     pub fn fingerprint(&self) -> String {
         self.ca().fingerprint().to_owned()
+    }
+
+    /// Which of the CAs that are trusted signed a certificate.
+    pub fn signer(&self, leaf: &[u8]) -> Option<String> {
+        self.ca().bundle().signer(leaf).map(|ca| ca.fingerprint.clone())
     }
 
     pub fn nonce_keys(&self) -> &NonceKeys {

@@ -129,6 +129,7 @@ pub struct Tell {
     detail: BTreeMap<&'static str, String>,
     actor: String,
     severity: Severity,
+    at: Option<Timestamp>,
 }
 
 impl Tell {
@@ -142,6 +143,7 @@ impl Tell {
             detail: BTreeMap::new(),
             actor: String::new(),
             severity: reason.severity(),
+            at: None,
         }
     }
 
@@ -179,6 +181,12 @@ impl Tell {
         self
     }
 
+    /// When it happened, for what is told later. The first who says so is right.
+    pub fn at(mut self, at: Timestamp) -> Self {
+        self.at.get_or_insert(at);
+        self
+    }
+
     pub fn by(mut self, actor: impl Into<String>) -> Self {
         self.actor = actor.into();
         self
@@ -195,9 +203,10 @@ impl Events {
         Self { ring: Mutex::default(), metrics }
     }
 
-    /// Logs, counts and keeps an event. Answers it for whoever is to hear of it.
-    pub fn tell(&self, at: Timestamp, epoch: Epoch, tell: Tell) -> Arc<Event> {
-        let Tell { reason, tenant, group, instance, message, detail, actor, severity } = tell;
+    /// Logs, counts and keeps an event that happened now, unless it says when. Answers it for whoever is to hear of it.
+    pub fn tell(&self, now: Timestamp, epoch: Epoch, tell: Tell) -> Arc<Event> {
+        let Tell { reason, tenant, group, instance, message, detail, actor, severity, at } = tell;
+        let at = at.unwrap_or(now);
         let shown_group = group.as_ref().map(ToString::to_string).unwrap_or_default();
         let shown_instance = instance.as_ref().map(ToString::to_string).unwrap_or_default();
         let name = reason.as_str();
@@ -263,5 +272,14 @@ mod tests {
         events.tell(now, Epoch(1), Tell::shard(Reason::LeaderAcquired, "all"));
         let seen: Vec<_> = events.last(&"a".parse().unwrap(), 10).iter().map(|event| event.message.clone()).collect();
         assert_eq!(seen, ["a's", "all"]);
+    }
+    #[test]
+    fn what_is_told_later_keeps_the_time_at_which_it_happened() {
+        let events = Events::new(Arc::default());
+        let at = |millis| Timestamp::from_millis(millis);
+        let tell = || Tell::shard(Reason::LeaderAcquired, "it");
+        assert_eq!(events.tell(at(9), Epoch(1), tell()).at, at(9));
+        assert_eq!(events.tell(at(9), Epoch(1), tell().at(at(7))).at, at(7));
+        assert_eq!(events.tell(at(9), Epoch(1), tell().at(at(7)).at(at(8))).at, at(7), "whoever said it first");
     }
 }

@@ -57,9 +57,6 @@ pub struct Metrics {
     pub agents_connected: Gauge,
     pub events: Family<ReasonLabels, Counter>,
     pub watchers_cut_off: Counter,
-    pub group_desired: Family<GroupLabels, Gauge>,
-    pub group_actual: Family<GroupLabels, Gauge>,
-    pub group_ready: Family<GroupLabels, Gauge>,
     pub plan_violations: Counter,
     pub leading: Gauge,
     pub epoch: Gauge,
@@ -104,9 +101,6 @@ impl Metrics {
             agents_connected: Gauge::default(),
             events: Family::default(),
             watchers_cut_off: Counter::default(),
-            group_desired: Family::default(),
-            group_actual: Family::default(),
-            group_ready: Family::default(),
             plan_violations: Counter::default(),
             leading: Gauge::default(),
             epoch: Gauge::default(),
@@ -149,9 +143,6 @@ impl Metrics {
             "Watch streams that were ended because nobody read them",
             it.watchers_cut_off.clone(),
         );
-        registry.register("group_desired", "Wanted size of a group", it.group_desired.clone());
-        registry.register("group_actual", "Members of a group", it.group_actual.clone());
-        registry.register("group_ready", "Ready members of a group", it.group_ready.clone());
         registry.register("plan_violations", "Plans the checker objected to", it.plan_violations.clone());
         registry.register("leading", "1 while this server leads its shard", it.leading.clone());
         registry.register("epoch", "Epoch of the present or last term", it.epoch.clone());

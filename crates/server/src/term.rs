@@ -237,7 +237,7 @@ impl Term {
         if MAX_KEPT <= kept.len() {
             kept.pop_front();
         }
-        kept.push_back(tell);
+        kept.push_back(tell.at(self.now()));
     }
 
     /// Tells what was kept while the lease was in doubt: it is ours.

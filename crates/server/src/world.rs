@@ -15,11 +15,11 @@ mod view;
 
 use std::{
     collections::{BTreeMap, BTreeSet, VecDeque},
-    sync::{Arc, Mutex, MutexGuard, PoisonError},
+    sync::{Arc, Mutex, MutexGuard, PoisonError, TryLockError},
     time::Duration,
 };
 
-use nstance_config::{MergedGroup, model::Server, render::images_of};
+use nstance_config::{MergedGroup, model::Server};
 use nstance_core::{
     group::Desired,
     ids::{GroupRef, InstanceId, LbKey, Tenant},
@@ -39,13 +39,17 @@ pub use images::Images;
 pub use machine::{BlackBox, Load, Machine, counts_for};
 pub use places::{Figure, Pair, Places, Room};
 
-use crate::{tasks::rollouts::RolloutMemory, term_clock::TermClock, watch::Feed};
+use crate::{metrics::hosts::Sizes, tasks::rollouts::RolloutMemory, term_clock::TermClock, watch::Feed};
 
-/// How long after the agent port opened nobody counts as lost: a fleet needs its time to find a new leader.
+/// How long after the agent port opened nobody counts as lost: a fleet needs its time to find a new leader. Who
+/// registers later has as long to open its stream.
 pub const RETURN_GRACE: Duration = Duration::from_secs(30);
 
 /// How many removed instances are remembered: more than an hour of heavy churn leaves behind.
 const MAX_PURGED: usize = 10_000;
+
+/// How often the lock is tried before sleep: some tens of microseconds, about what sleep and waking cost.
+const SPINS: u32 = 1000;
 
 pub struct World {
     clock: TermClock,
@@ -97,8 +101,6 @@ pub struct State {
 pub struct GroupState {
     pub desired: Desired,
     pub merged: Option<Arc<MergedGroup>>,
-    /// Names of the images that it cannot be made without.
-    pub images: BTreeSet<String>,
     pub infra_hash: String,
     pub runtime_hash: String,
     /// Everybody with a record …
@@ -120,6 +122,8 @@ pub struct GroupState {
     /// Losses whose replacement has not been asked for yet: when each was noticed.
     pub losses: VecDeque<Mono>,
     pub holds: Vec<Hold>,
+    /// As the last pass counted it.
+    pub shown: Option<Sizes>,
     /// Grows with every change, so that a stale plan can be recognised.
     pub revision: u64,
 }
@@ -138,7 +142,6 @@ impl Default for GroupState {
         Self {
             desired: Desired::Unknown,
             merged: None,
-            images: BTreeSet::new(),
             infra_hash: String::new(),
             runtime_hash: String::new(),
             members: BTreeSet::new(),
@@ -155,6 +158,7 @@ impl Default for GroupState {
             rollout: RolloutMemory::default(),
             losses: VecDeque::new(),
             holds: Vec::new(),
+            shown: None,
             revision: 0,
         }
     }
@@ -248,6 +252,15 @@ impl World {
     }
 
     pub fn lock(&self) -> MutexGuard<'_, State> {
+        // Nobody holds it for long. Whoever went to sleep for it would wake a good while after it is free again, and
+        // find it taken by the next: of two processors one did nothing while fifty machines waited to be replaced.
+        for _ in 0..SPINS {
+            match self.state.try_lock() {
+                Ok(state) => return state,
+                Err(TryLockError::Poisoned(poisoned)) => return poisoned.into_inner(),
+                Err(TryLockError::WouldBlock) => std::hint::spin_loop(),
+            }
+        }
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -292,7 +305,6 @@ impl World {
                 it.sizes.push_back((now, size));
             }
             it.desired = asked.desired;
-            it.images = asked.merged.as_deref().map(images_of).unwrap_or_default();
             it.merged = asked.merged;
             it.infra_hash = asked.infra_hash;
             it.runtime_hash = asked.runtime_hash;
@@ -422,6 +434,11 @@ impl State {
         self.groups.entry(group.clone()).or_default()
     }
 
+    /// The record of an instance that is there and does not parse: what it says of the instance is not known.
+    pub fn unreadable(&self, id: InstanceId, tenant: &Tenant) -> Option<&CorruptRecord> {
+        self.corrupt.iter().find(|record| record.instance == id && record.tenant == *tenant)
+    }
+
     fn unask(&mut self, group: &GroupRef) {
         let Some(it) = self.groups.get_mut(group) else { return };
         if it.members.is_empty() && it.candidates.is_empty() {
@@ -454,6 +471,10 @@ impl State {
                 entry.facts = facts;
                 if registers || confirms {
                     entry.fresh_from = now;
+                }
+                // With the facts: whoever looks at them next must not judge it by the age of its VM.
+                if registers {
+                    entry.link.registered(now);
                 }
                 // Somebody spoke from the machine just now: whoever saw it gone looked before that.
                 if registers && is_dead(entry.seen) {
@@ -542,6 +563,11 @@ pub fn is_dead(seen: Seen) -> bool {
 }
 
 impl GroupState {
+    /// Whether it cannot be made without this image.
+    pub fn needs_image(&self, name: &str) -> bool {
+        self.merged.as_ref().is_some_and(|merged| merged.images.contains(name))
+    }
+
     /// Takes a create into the runaway window, and forgets those that have left it. They stand in order, so neither
     /// needs a walk: at a take-over thousands come one after another.
     fn count(&mut self, created_at: Option<Timestamp>, window: Duration, now: Timestamp) {

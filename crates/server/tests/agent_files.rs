@@ -16,7 +16,7 @@ use common::{
     machine::{Batch, Machine},
     meddler::Meddler,
     operator::Operator,
-    overwrite, shard_id, wait_for,
+    overwrite, shard_id, wait_for, wait_until,
 };
 use nstance_proto::v1;
 use nstance_providers::fake::FakeOptions;
@@ -84,6 +84,12 @@ async fn refresh(shard: &Shard, operator: &Operator, change: impl FnOnce(&mut Va
     shard.site.upload(&config).await;
     operator.client().refresh_config(v1::RefreshConfigRequest::default()).await.unwrap();
     operator.group("web").await.runtime_hash
+}
+
+/// Waits until the leader has asked the provider where its machines are.
+async fn vm_is_seen(operator: &Operator) {
+    wait_until("the VM is seen", async || operator.instances().await.iter().all(|it| it.provider_state_at.is_some()))
+        .await;
 }
 
 fn sans(pem: &[u8]) -> BTreeSet<String> {
@@ -269,9 +275,11 @@ async fn without_the_groups_file_nobody_loses_what_it_said() {
 
     overwrite(store.as_ref(), &key, good).await;
     let shard = shard.restart("srv-3").await;
+    vm_is_seen(&Operator::on(&shard).await).await;
     let mut machine = Machine::with(agent, &shard.leader, &hash, disk, true).await;
     let batch = machine.apply().await;
-    assert_eq!((batch.names(), &batch.hash), (vec!["bootstrap.sh", "tunnel.json"], &hash), "as it was");
+    let unvouched = vec!["bootstrap.sh", "kubelet.json", "tunnel.json"];
+    assert_eq!((batch.names(), &batch.hash), (unvouched, &hash), "as it was");
 }
 
 #[tokio::test]
@@ -431,18 +439,82 @@ async fn a_newer_stream_of_files_supersedes_the_older() {
 }
 
 #[tokio::test]
+async fn what_was_sent_into_a_dead_connection_comes_on_the_next() {
+    let (shard, mut machine) = settled(|_| {}).await;
+    let operator = Operator::on(&shard).await;
+    shard.site.put_secret("tunnel", "another").await;
+    refresh(&shard, &operator, |config| config["defaults"]["vars"]["Greeting"] = "bye".into()).await;
+    assert_eq!(machine.receive().await.names(), ["motd", "tunnel.json"]);
+    // Nothing of it reached the disk: the connection had died, and only the agent knows.
+    shard.site.clock.leap(Duration::from_secs(6));
+    wait_for("the lease is renewed", || shard.server.vitals.role() == Role::Leading).await;
+    machine.broken.insert("node.env".to_owned(), "the report is in".to_owned());
+    let heard = async || drop(operator.hears_of("FileDeliveryFailed", machine.id()).await);
+    let mut again = machine.again(&shard.leader, heard).await;
+    again.apply().await;
+    let hash = operator.group("web").await.runtime_hash;
+    again.settle(&hash, &ALL).await;
+    assert_eq!(again.disk["motd"], b"bye from demo\n");
+    assert_eq!(again.disk["tunnel.json"], b"another");
+}
+
+/// A secret has no hash that a report could lack: only the batch's name tells whether it arrived.
+#[tokio::test]
+async fn a_secret_that_crossed_a_report_is_not_lost_with_its_connection() {
+    let (shard, mut machine) = settled(|_| {}).await;
+    let operator = Operator::on(&shard).await;
+    shard.site.put_secret("tunnel", "another").await;
+    let batch = leapt(&shard, &mut machine, Duration::from_secs(301)).await;
+    assert_eq!(batch.names(), ["tunnel.json"]);
+    // The agent spoke of something else before the batch reached it, and then its connection died.
+    machine.broken.insert("node.env".to_owned(), "the report is in".to_owned());
+    machine.report(v1::ReportKind::Change).await;
+    operator.hears_of("FileDeliveryFailed", machine.id()).await;
+    machine.broken.clear();
+    let mut again = machine.again(&shard.leader, async || ()).await;
+    assert_eq!(again.apply().await.text("tunnel.json"), "another");
+
+    // Once more, and this time it had arrived.
+    let mut last = again.again(&shard.leader, async || ()).await;
+    refresh(&shard, &operator, |config| config["defaults"]["vars"]["Greeting"] = "bye".into()).await;
+    assert_eq!(last.apply().await.names(), ["motd"]);
+}
+
+#[tokio::test]
 async fn a_new_leader_sends_only_what_no_hash_vouches_for() {
     let (shard, machine) = settled(|_| {}).await;
     let (agent, disk, hash) = (machine.agent.clone(), machine.disk.clone(), machine.hash.clone());
     let shard = shard.restart("srv-2").await;
+    let operator = Operator::on(&shard).await;
+    vm_is_seen(&operator).await;
     let mut machine = Machine::with(agent, &shard.leader, &hash, disk, true).await;
     let batch = machine.apply().await;
-    assert_eq!(batch.names(), ["bootstrap.sh", "tunnel.json"]);
+    assert_eq!(batch.names(), ["bootstrap.sh", "kubelet.json", "tunnel.json"], "an address may be another by now");
     assert_eq!(batch.hash, hash);
     machine.make_keys().await;
-    let operator = Operator::on(&shard).await;
     refresh(&shard, &operator, |config| config["defaults"]["vars"]["Greeting"] = "bye".into()).await;
     assert_eq!(machine.apply().await.names(), ["motd"]);
+}
+
+#[tokio::test]
+async fn a_new_leader_sends_the_files_that_say_where_it_is() {
+    let leader_env = |config: &mut Value| {
+        config["templates"]["knc"]["files"]["leader.env"] =
+            json!({ "kind": "env", "template": { "AGENT_ADDR": "{{ .Server.AgentAddr }}" } });
+    };
+    let (shard, mut machine) = settled(leader_env).await;
+    let shown = |shard: &Shard| format!("AGENT_ADDR={}\n", shard.leader.advertised.agent);
+    let hash = machine.hash.clone();
+    machine.settle(&hash, &["leader.env"]).await;
+    let old = shown(&shard);
+    assert_eq!(machine.disk["leader.env"], old.as_bytes());
+    let (agent, disk) = (machine.agent.clone(), machine.disk.clone());
+    let shard = shard.restart("srv-2").await;
+    let mut machine = Machine::with(agent, &shard.leader, &hash, disk, true).await;
+    let batch = machine.apply().await;
+    assert_ne!(shown(&shard), old, "it has ports of its own");
+    assert_eq!(batch.text("leader.env"), shown(&shard));
+    assert!(!batch.files.contains_key("motd") && !batch.files.contains_key("node.env"), "{:?}", batch.names());
 }
 
 #[tokio::test]

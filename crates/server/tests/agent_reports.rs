@@ -4,16 +4,20 @@
 
 mod common;
 
-use std::time::Duration;
+use std::{sync::Arc, time::Duration};
 
 use common::{
-    Shard,
+    Shard, Site,
     fleet::{Agent, Reporting, report},
     operator::Operator,
-    wait_for, wait_until,
+    shard_id, wait_for, wait_until,
 };
 use nstance_core::ids::InstanceId;
 use nstance_proto::v1;
+use nstance_server::boot::{self, Parts};
+use nstance_store::cache::Cache;
+use prost::Message as _;
+use serde_json::Value;
 
 /// A group of one whose agent is registered, and somebody who looks.
 async fn one_agent() -> (Shard, Agent, Operator) {
@@ -78,25 +82,71 @@ async fn a_black_box_is_told_shown_and_outlives_its_server() {
     assert_eq!(status(&operator, agent.id).await.boot, Some(boot));
 }
 
+/// The same with a cache that the test can read while the server runs.
+async fn one_agent_and_its_cache(change: impl FnOnce(&mut Value)) -> (Shard, Agent, Operator, Arc<Cache>) {
+    let site = Arc::new(Site::new());
+    let mut config = site.config(1);
+    change(&mut config);
+    site.upload(&config).await;
+    let cache = Arc::new(Cache::in_memory(&"demo".parse().unwrap(), &shard_id()).unwrap());
+    let server = boot::start(Parts { cache: Some(cache.clone()), ..site.parts("srv-1") });
+    let shard = Shard::of(site, server).await;
+    let id = shard.only_vm().await;
+    let agent = Agent::register(&shard, id).await;
+    let operator = Operator::on(&shard).await;
+    (shard, agent, operator, cache)
+}
+
+async fn wait_for_cached(cache: &Cache, id: InstanceId, boot: &v1::BootReport) {
+    let wanted = vec![(id, boot.encode_to_vec())];
+    wait_for("the black box is written down", || cache.boots().unwrap() == wanted).await;
+}
+
+#[tokio::test]
+async fn a_failure_is_written_down_at_once_however_young_the_black_box_before_it() {
+    let (shard, agent, _operator, cache) = one_agent_and_its_cache(|_| {}).await;
+    let stream = agent.report(&shard.leader).await;
+    let change = report(agent.id, v1::ReportKind::Change);
+    let running = v1::BootReport { stages: vec![stage("cloud-init", "running", "")], ..v1::BootReport::default() };
+    for boot in [running, failed_boot()] {
+        send(&stream, v1::HealthReportRequest { boot: Some(boot.clone()), ..change.clone() }).await;
+        wait_for_cached(&cache, agent.id, &boot).await;
+    }
+}
+
+#[tokio::test]
+async fn the_last_black_box_is_written_down_when_the_stream_ends() {
+    let (shard, agent, operator, cache) = one_agent_and_its_cache(|_| {}).await;
+    let stream = agent.report(&shard.leader).await;
+    let change = report(agent.id, v1::ReportKind::Change);
+    let running = |stages: &[&str]| v1::BootReport {
+        stages: stages.iter().map(|name| stage(name, "running", "")).collect(),
+        ..v1::BootReport::default()
+    };
+    let (first, last) = (running(&["kernel"]), running(&["kernel", "cloud-init"]));
+    for boot in [&first, &last] {
+        send(&stream, v1::HealthReportRequest { boot: Some(boot.clone()), ..change.clone() }).await;
+    }
+    wait_until("it is shown", async || status(&operator, agent.id).await.boot.as_ref() == Some(&last)).await;
+    drop(stream);
+    wait_for_cached(&cache, agent.id, &last).await;
+}
+
 #[tokio::test]
 async fn a_black_box_goes_with_its_instance() {
-    let shard = Shard::start_with(1, |config| {
+    let (shard, agent, operator, cache) = one_agent_and_its_cache(|config| {
         config["server"]["garbage_collection"]["interval"] = "200ms".into();
         config["server"]["garbage_collection"]["deleted_record_retention"] = "0s".into();
     })
     .await;
-    let id = shard.only_vm().await;
-    let agent = Agent::register(&shard, id).await;
-    let operator = Operator::on(&shard).await;
     let stream = agent.report(&shard.leader).await;
-    let change = report(id, v1::ReportKind::Change);
+    let change = report(agent.id, v1::ReportKind::Change);
     send(&stream, v1::HealthReportRequest { boot: Some(failed_boot()), ..change }).await;
-    operator.hears_of("BootFailed", id).await;
-    shard.site.cloud.kill(id);
-    wait_until("its record is purged", async || shard.site.record(id).await.is_none()).await;
-    let shard = shard.restart("srv-1").await;
-    let operator = Operator::on(&shard).await;
-    assert!(operator.instances().await.iter().all(|it| it.boot.is_none()));
+    operator.hears_of("BootFailed", agent.id).await;
+    wait_for_cached(&cache, agent.id, &failed_boot()).await;
+    shard.site.cloud.kill(agent.id);
+    wait_until("its record is purged", async || shard.site.record(agent.id).await.is_none()).await;
+    wait_for("its black box is gone", || cache.boots().unwrap().is_empty()).await;
 }
 
 #[tokio::test]

@@ -244,6 +244,18 @@ async fn stop_during_acquisition_finishes() {
 }
 
 #[tokio::test]
+async fn who_leads_no_more_exports_no_group() {
+    let store = Arc::new(Meddler::new(Arc::new(MemoryStore::new())));
+    let shard = Shard::start_on(Site::on(store.clone(), FakeOptions::default()), 1, |_| {}).await;
+    let exports = || shard.server.metrics.text().contains(r#"{tenant="default",group="web"}"#);
+    wait_for("its group is exported", exports).await;
+    // It does not get the lease back.
+    store.cut(&[&lease_key(Some(&shard_id()))]);
+    shard.server.term().unwrap().step_down("told to");
+    wait_for("nothing is left of its group", || !exports()).await;
+}
+
+#[tokio::test]
 async fn a_restarted_server_acquires_properly() {
     let shard = Shard::start(1).await;
     let (site, id) = (shard.site.clone(), shard.only_vm().await);

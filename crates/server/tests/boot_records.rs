@@ -4,23 +4,25 @@
 
 mod common;
 
-use std::time::Duration;
+use std::{net::Ipv4Addr, time::Duration};
 
 use common::{
     Shard, Site, assert_refused,
     fleet::{Agent, Fleet},
     operator::Operator,
     overwrite, shard_id, tenant, wait_for, wait_until,
-    wire::{new_key, register_agent},
+    wire::{new_key, register_agent, registrar, request},
 };
 use nstance_core::{
     ids::{Epoch, InstanceId},
     instance::{Instance, Phase},
 };
+use nstance_identity::{rejoin::RejoinClaim, role::Role};
+use nstance_proto::v1;
 use nstance_providers::fake::Op;
-use nstance_server::vitals::Role;
+use nstance_server::vitals;
 use nstance_store::records::{self, Meta, instance_key};
-use tonic::Code;
+use tonic::{Code, Status};
 
 fn key_of(id: InstanceId) -> String {
     instance_key(&shard_id(), &tenant(), &id)
@@ -98,6 +100,17 @@ async fn a_machine_without_record_registers_after_its_adoption() {
     assert_nobody_was_replaced(&site, 1);
 }
 
+/// Asks for a new certificate with the agent's key, for the first time.
+async fn rejoin(shard: &Shard, agent: &Agent) -> Result<v1::RegisterClientResponse, Status> {
+    let (cluster, client_id, counter) = ("demo".parse().unwrap(), agent.id.to_string(), 1);
+    let claim = RejoinClaim { cluster: &cluster, role: Role::Agent, tenant: &tenant(), client_id: &client_id, counter };
+    let signature = claim.sign(&agent.key);
+    let proof = v1::RejoinProof { client_id, tenant: tenant().to_string(), counter, signature };
+    let (mut client, _line) = registrar(shard, Ipv4Addr::LOCALHOST).await;
+    let asked = v1::RegisterClientRequest { rejoin: Some(proof), ..request("", &agent.key) };
+    client.register_agent(asked).await.map(tonic::Response::into_inner)
+}
+
 #[tokio::test]
 async fn a_corrupt_record_keeps_its_place() {
     let shard = Shard::start(2).await;
@@ -115,6 +128,11 @@ async fn a_corrupt_record_keeps_its_place() {
     let operator = Operator::on(&shard).await;
     wait_until("it says so", async || operator.holds("web").await.contains(&"RecordCorrupt".to_owned())).await;
     wait_for("the other is back", || shard.server.metrics.agents_connected.get() == 1).await;
+    let agent = fleet.take(id);
+    let refused = agent.knock(&shard.leader).await;
+    assert!(refused.message().contains(&key) && refused.message().contains("restore"), "{refused}");
+    assert_refused(Err::<(), _>(refused), Code::Unavailable, "NOT_READY");
+    assert_refused(rejoin(&shard, &agent).await, Code::Unavailable, "NOT_READY");
     assert_nobody_was_replaced(&site, 2);
     assert_eq!(site.standing().len(), 2);
 }
@@ -138,7 +156,7 @@ async fn meeting_a_higher_epoch_ends_the_term() {
     assert_eq!(site.bucket.get(&key).await.unwrap().body, body, "theirs is not overwritten");
     // It may lead again, above what it met.
     let old = shard.leader.epoch;
-    wait_for("the term ended", || shard.server.vitals.role() != Role::Leading || old < current(&shard)).await;
+    wait_for("the term ended", || shard.server.vitals.role() != vitals::Role::Leading || old < current(&shard)).await;
     let shard = Shard::of(site.clone(), shard.server).await;
     wait_for("it leads above it", || epoch < current(&shard)).await;
     let shard = Shard::of(site.clone(), shard.server).await;

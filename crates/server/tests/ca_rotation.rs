@@ -7,8 +7,9 @@ mod common;
 use std::{net::Ipv4Addr, sync::Arc, time::Duration};
 
 use common::{
-    Shard, Site,
+    LIMIT, Shard, Site,
     fleet::{Agent, Reporting, report},
+    meddler::Meddler,
     operator::Operator,
     shard_id, tenant, wait_for, wait_until,
     wire::{dial, request, tls},
@@ -25,10 +26,11 @@ use nstance_proto::v1::{
     self, agent_service_client::AgentServiceClient, operator_service_client::OperatorServiceClient,
     registration_service_client::RegistrationServiceClient,
 };
-use nstance_store::cas::Records;
+use nstance_providers::fake::FakeOptions;
+use nstance_store::{cas::Records, memory::MemoryStore, records::instance_key};
 use rustls::pki_types::ServerName;
 use serde_json::json;
-use tokio::net::TcpStream;
+use tokio::{net::TcpStream, task::JoinSet};
 use tokio_rustls::TlsConnector;
 use tonic::Code;
 
@@ -36,7 +38,11 @@ const DAY: Duration = Duration::from_secs(24 * 3600);
 
 /// Clients whose certificates outlive the leaps of these tests.
 async fn shard_of(size: u32) -> Shard {
-    Shard::start_with(size, |config| {
+    shard_on(Site::new(), size).await
+}
+
+async fn shard_on(site: Site, size: u32) -> Shard {
+    Shard::start_on(site, size, |config| {
         let ttl = json!({ "ttl": "720h" });
         config["certificates"] = json!({ "agent": ttl, "operator": ttl });
     })
@@ -269,6 +275,38 @@ async fn a_rotation_ends_nobodys_session() {
 }
 
 #[tokio::test]
+async fn a_renewal_that_a_rotation_overtook_is_not_shown() {
+    let bucket = Arc::new(Meddler::new(Arc::new(MemoryStore::new())));
+    let shard = shard_on(Site::on(bucket.clone(), FakeOptions::default()), 0).await;
+    let operator = Operator::on(&shard).await;
+    let registration = &shard.leader.advertised.registration;
+    let only_a = shard.site.bundle().await;
+    let rotation = rotation(&shard.site);
+    rotation.start().await.unwrap();
+    refresh(&operator).await;
+
+    // Due, signed by the old CA, and its log entry waits.
+    bucket.hold(Some("/certlog/"));
+    let n_logged = bucket.n_puts("/certlog/");
+    shard.site.clock.leap(5 * DAY);
+    let mut client = operator.client();
+    let mut renewing = JoinSet::new();
+    renewing.spawn(async move { client.refresh_config(v1::RefreshConfigRequest::default()).await.map(|_| ()) });
+    wait_for("a renewal is being logged", || n_logged < bucket.n_puts("/certlog/")).await;
+    bucket.hold(bucket.puts("/certlog/").last().map(String::as_str));
+
+    // An entry of another time, so that it is another key.
+    shard.site.clock.leap(Duration::from_secs(1));
+    rotation.activate(true).await.unwrap();
+    refresh(&operator).await;
+    shown(registration, &only_a).await.expect_err("the server shows a certificate by the new CA");
+    bucket.hold(None);
+    let _ = tokio::time::timeout(LIMIT, renewing.join_next()).await.expect("an end of the first refresh");
+    shown(registration, &only_a).await.expect_err("and the old one does not come back");
+    shown(registration, &shard.site.bundle().await).await.unwrap();
+}
+
+#[tokio::test]
 async fn an_agent_that_slept_through_the_overlap_rejoins() {
     let shard = shard_of(1).await;
     let id = shard.only_vm().await;
@@ -300,6 +338,30 @@ async fn an_agent_that_slept_through_the_overlap_rejoins() {
     let back = Agent { chain: answer.client_certificate_pem, bundle: newer, ..agent };
     let stream = connect(&shard, &back).await;
     still_reports(&shard, &back, &stream).await;
+}
+
+#[tokio::test]
+async fn an_adopted_machine_keeps_the_issuer_of_its_certificate() {
+    let shard = shard_of(1).await;
+    let id = shard.only_vm().await;
+    let agent = Agent::register(&shard, id).await;
+    let old = issuer(&shard, &agent).await;
+    let site = shard.site.clone();
+    let rotation = rotation(&site);
+    rotation.start().await.unwrap();
+    rotation.activate(true).await.unwrap();
+    shard.server.stop(Duration::from_secs(5)).await;
+    site.bucket.delete(&instance_key(&shard_id(), &tenant(), &id)).await.unwrap();
+    // Another machine, which remembers nothing: the VM's own tags are all there is.
+    let shard = site.lead("srv-2").await;
+    let operator = Operator::on(&shard).await;
+    operator.hears_of("InstanceAdopted", id).await;
+    let back = Agent { bundle: site.bundle().await, ..agent };
+    let stream = connect(&shard, &back).await;
+    still_reports(&shard, &back, &stream).await;
+    assert_eq!(issuer(&shard, &back).await, old);
+    let held = reasons(rotation.retire(false).await);
+    assert!(held.iter().any(|it| it.contains(&format!("agent {id}"))), "{held:?}");
 }
 
 #[tokio::test]

@@ -11,6 +11,7 @@ use nstance_core::{
     ids::InstanceId,
     ports::provider::{ErrorClass, LbMember, Provider},
 };
+use nstance_proto::v1;
 use nstance_providers::fake::{Call, FakeOptions, Op, Outcome, Rule, When};
 use serde_json::{Value, json};
 
@@ -77,12 +78,14 @@ async fn an_instance_enters_the_balancer_with_its_first_report() {
 
 #[tokio::test]
 async fn a_leaving_instance_is_out_of_the_balancer_first() {
-    let (shard, fleet, operator, ids) = whole(Site::with(slow_to_drain()), 2, balanced("2s")).await;
+    let (shard, fleet, operator, ids) = whole(Site::with(slow_to_drain()), 2, balanced("60s")).await;
     let site = &shard.site;
     fleet.notice(ids[0], "terminate").await;
     operator.hears_of("DrainStarted", ids[0]).await;
     operator.hears_of("LbDeregistered", ids[0]).await;
     assert!(site.standing().contains(&ids[0]), "it is still there to finish what it serves");
+    let ack = v1::DrainAckRequest { instance_id: ids[0].to_string(), ..v1::DrainAckRequest::default() };
+    operator.client().acknowledge_drained(ack).await.unwrap();
     wait_for("it is deleted", || !site.standing().contains(&ids[0])).await;
     let (out, deleted) = (calls_of(site, Op::LbDeregister, ids[0]), calls_of(site, Op::Delete, ids[0]));
     assert_eq!(out.len(), 1);

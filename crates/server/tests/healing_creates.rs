@@ -175,13 +175,14 @@ async fn a_vm_that_died_before_it_was_confirmed_is_replaced() {
 async fn a_vm_that_never_registers_is_removed() {
     let site = Site::new();
     let shard = Shard::start_on(site, 1, |config| {
-        config["server"]["garbage_collection"]["registration_timeout"] = "2s".into();
+        config["server"]["garbage_collection"]["registration_timeout"] = "60s".into();
         config["server"]["garbage_collection"]["interval"] = "1s".into();
     })
     .await;
     let operator = Operator::on(&shard).await;
     let deaf = shard.only_vm().await;
     let fleet = Fleet::on_new(&shard);
+    operator.leap(&shard.site, Duration::from_secs(61)).await;
     operator.hears_of("InstanceNeverRegistered", deaf).await;
     wait_until("it is removed", async || shard.site.phase(deaf).await == Some(Phase::Deleted)).await;
     fleet.is_whole(&shard.site, 1).await;

@@ -4,15 +4,22 @@
 
 mod common;
 
-use std::{collections::BTreeSet, time::Duration};
+use std::{collections::BTreeSet, sync::Arc, time::Duration};
 
-use common::{Shard, fleet::Fleet, operator::Operator, wait_for, wait_until};
+use common::{
+    Shard, Site,
+    fleet::{Agent, Fleet},
+    meddler::Meddler,
+    operator::Operator,
+    tenant, wait_for, wait_until,
+};
 use nstance_core::{
     ids::{GroupRef, InstanceId},
     instance::{Phase, Seen},
     ports::provider::ErrorClass,
 };
-use nstance_providers::fake::{Op, Outcome, Rule, When};
+use nstance_providers::fake::{FakeOptions, Op, Outcome, Rule, When};
+use nstance_store::memory::MemoryStore;
 
 async fn whole(n: u32) -> (Shard, Fleet, Operator, Vec<InstanceId>) {
     let shard = Shard::start(n).await;
@@ -127,6 +134,89 @@ async fn a_silent_agent_on_a_running_machine_is_replaced_and_drained() {
 }
 
 #[tokio::test]
+async fn a_report_that_is_overdue_has_its_machine_looked_at() {
+    let shard = Shard::start(1).await;
+    let fleet = Fleet::reporting_every(&shard, 600_000);
+    let operator = Operator::on(&shard).await;
+    fleet.is_whole(&shard.site, 1).await;
+    wait_until("it is ready", async || operator.group("web").await.ready_size == 1).await;
+    let id = shard.site.standing()[0];
+    let n_looks = || shard.site.calls(Op::Describe).len();
+    let before = n_looks();
+    operator.leap(&shard.site, Duration::from_secs(19 * 60)).await;
+    assert_eq!((operator.health(id).await.as_str(), n_looks()), ("healthy", before), "late, not yet overdue");
+    operator.leap(&shard.site, Duration::from_secs(2 * 60)).await;
+    wait_for("it is looked at", || before < n_looks()).await;
+    assert_eq!(operator.health(id).await, "healthy", "it is not silent yet");
+    assert_eq!(shard.site.calls(Op::Create).len(), 1);
+}
+
+#[tokio::test]
+async fn an_agent_that_sends_no_reports_is_replaced_when_its_stream_is_gone_for_long() {
+    let shard = Shard::start(1).await;
+    let fleet = Fleet::reporting_every(&shard, 0);
+    let operator = Operator::on(&shard).await;
+    fleet.is_whole(&shard.site, 1).await;
+    wait_until("it is ready", async || operator.group("web").await.ready_size == 1).await;
+    let id = shard.site.standing()[0];
+    operator.leap(&shard.site, Duration::from_secs(12 * 3600)).await;
+    assert_eq!(operator.health(id).await, "healthy", "its stream is there");
+    fleet.cut(id);
+    wait_until("it is lost", async || operator.health(id).await == "lost").await;
+    operator.leap(&shard.site, Duration::from_secs(170)).await;
+    assert_eq!(operator.health(id).await, "lost");
+    operator.leap(&shard.site, Duration::from_secs(20)).await;
+    wait_until("it is removed", async || shard.site.phase(id).await == Some(Phase::Deleted)).await;
+    assert_eq!(shard.site.record(id).await.unwrap().drain.unwrap().reason.as_str(), "unhealthy");
+}
+
+/// How often groups were looked at.
+fn n_passes(shard: &Shard) -> u64 {
+    let text = shard.server.metrics.text();
+    let count = text.lines().find_map(|line| line.strip_prefix("nstance_plan_seconds_count "));
+    count.map_or(0, |count| count.parse().unwrap())
+}
+
+#[tokio::test]
+async fn a_machine_that_registers_late_is_not_judged_by_the_age_of_its_vm() {
+    let store = Arc::new(Meddler::new(Arc::new(MemoryStore::new())));
+    let shard = Shard::start_on(Site::on(store.clone(), FakeOptions::default()), 1, |config| {
+        config["server"]["health_check_interval"] = "1s".into();
+        config["server"]["garbage_collection"]["registration_timeout"] = "10m".into();
+    })
+    .await;
+    let id = shard.only_vm().await;
+    let operator = Operator::on(&shard).await;
+    // It boots slowly, and runs by the time it registers.
+    operator.leap(&shard.site, Duration::from_secs(60)).await;
+    wait_until("it is seen to run", async || operator.instances().await[0].provider_state == "running").await;
+    store.hold(Some("/certlog/"));
+    let registering = Agent::register(&shard, id);
+    let looked_at = async {
+        let group = GroupRef::new(tenant(), "web".parse().unwrap());
+        let term = shard.server.term().unwrap();
+        let registered = || term.world.lock().entries.get(&id).is_some_and(|it| it.instance().registration.is_some());
+        wait_for("its registration counts", registered).await;
+        // Its answer is not ready, for the log is slow, and its group is looked at meanwhile.
+        let before = n_passes(&shard);
+        wait_for("two more looks at its group", || {
+            term.wake(&group);
+            before + 2 <= n_passes(&shard)
+        })
+        .await;
+        assert_eq!(operator.health(id).await, "starting");
+        store.hold(None);
+    };
+    let (agent, ()) = tokio::join!(registering, looked_at);
+    let _stream = agent.report(&shard.leader).await;
+    wait_until("it is well", async || operator.health(id).await == "healthy").await;
+    assert_eq!((shard.site.standing(), n_creates(&shard)), (vec![id], 1));
+    for reason in ["DrainStarted", "InstanceSilent", "InstanceRecovered"] {
+        assert_eq!(operator.events(reason), [], "{reason}");
+    }
+}
+
+#[tokio::test]
 async fn a_machine_that_will_be_taken_away_is_replaced_first() {
     let (shard, fleet, operator, ids) = whole(3).await;
     fleet.notice(ids[0], "terminate").await;
@@ -145,7 +235,8 @@ async fn a_machine_that_will_be_taken_away_is_replaced_first() {
     shard.site.assert_nothing_leaks().await;
     let creates = shard.site.calls(Op::Create);
     let deletes = shard.site.calls(Op::Delete);
-    assert!(creates[4].at <= deletes[0].at, "nobody went before its replacement was asked for");
+    let each = creates[3..].iter().zip(&deletes).all(|(create, delete)| create.at <= delete.at);
+    assert!(each, "nobody went before its replacement was asked for: {creates:?} {deletes:?}");
 }
 
 #[tokio::test]

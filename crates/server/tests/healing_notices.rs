@@ -46,6 +46,22 @@ async fn a_host_on_its_way_down_is_looked_at_until_it_is_down() {
 }
 
 #[tokio::test]
+async fn a_host_that_takes_longer_to_go_down_is_still_looked_at_often() {
+    let (shard, fleet, operator, ids) = whole(1, |_| {}).await;
+    fleet.notice(ids[0], "shutdown").await;
+    operator.hears_of("HostShutdown", ids[0]).await;
+    fleet.cut(ids[0]);
+    let before = n_looks(&shard);
+    wait_for("it is looked at, again and again", || before + 5 <= n_looks(&shard)).await;
+    operator.leap(&shard.site, Duration::from_secs(11)).await;
+    let before = n_looks(&shard);
+    wait_for("the first look after the ten seconds is soon", || before < n_looks(&shard)).await;
+    shard.site.cloud.stop(ids[0]);
+    operator.leap(&shard.site, Duration::from_secs(2)).await;
+    operator.hears_of("InstanceDead", ids[0]).await;
+}
+
+#[tokio::test]
 async fn a_host_that_said_it_goes_down_and_stays_up_is_replaced_after_its_grace() {
     let (shard, fleet, operator, ids) = whole(1, |_| {}).await;
     fleet.notice(ids[0], "shutdown").await;
@@ -86,12 +102,12 @@ async fn an_agent_that_restarts_is_not_missed_for_half_a_minute() {
     wait_for("it is connected", connected).await;
     fleet.cut(ids[0]);
     wait_for("its connection is gone", || !connected()).await;
-    operator.leap(&shard.site, Duration::from_secs(25)).await;
+    operator.leap(&shard.site, Duration::from_secs(15)).await;
     assert_eq!(operator.health(ids[0]).await, "healthy");
     assert_eq!(n_looks(&shard), looks, "nobody looks");
     assert!(operator.events("InstanceLost").is_empty());
     let lists = shard.site.calls(Op::List).len();
-    operator.leap(&shard.site, Duration::from_secs(6)).await;
+    operator.leap(&shard.site, Duration::from_secs(16)).await;
     operator.hears_of("InstanceLost", ids[0]).await;
     wait_until("it counts as lost", async || operator.health(ids[0]).await == "lost").await;
     // By itself, or in the listing that follows a lease that ran out.
@@ -100,6 +116,23 @@ async fn an_agent_that_restarts_is_not_missed_for_half_a_minute() {
     fleet.back(ids[0]);
     operator.hears_of("InstanceRecovered", ids[0]).await;
     assert_eq!(shard.site.calls(Op::Create).len(), 1);
+}
+
+#[tokio::test]
+async fn a_deadline_that_no_time_can_be_leaves_a_record_that_the_next_leader_reads() {
+    let (shard, fleet, operator, ids) = whole(2, |config| {
+        config["groups"]["default"]["web"]["drain_timeout"] = "1h".into();
+    })
+    .await;
+    fleet.notice_by(ids[0], "terminate", Some(i64::MIN)).await;
+    operator.hears_of("DrainStarted", ids[0]).await;
+    let shard = shard.restart("srv-2").await;
+    fleet.follow(&shard);
+    let operator = Operator::on(&shard).await;
+    wait_until("the group is full again", async || operator.group("web").await.ready_size == 2).await;
+    let group = operator.group("web").await;
+    assert!(group.holds.iter().all(|hold| hold.kind != "RecordCorrupt"), "{:?}", group.holds);
+    assert_eq!(group.draining_size, 1, "nobody knows when it goes, so it has all its time");
 }
 
 #[tokio::test]

@@ -94,6 +94,7 @@ async fn a_round_of_refusals_counts_as_one() {
     let shard = Shard::start_on(site, 8, |_| {}).await;
     let operator = Operator::on(&shard).await;
     wait_until("all are refused", async || operator.events("InstanceCreateFailed").len() == 8).await;
+    wait_until("the hold is shown", async || operator.holds("web").await == ["NoCapacity"]).await;
     let group = operator.group("web").await;
     let hold = &group.holds[0];
     assert!(hold.until.unwrap().seconds - hold.since.unwrap().seconds <= 16);

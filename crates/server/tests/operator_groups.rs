@@ -273,6 +273,38 @@ async fn a_deleted_group_drains_and_empties() {
 }
 
 #[tokio::test]
+async fn the_sizes_of_a_group_are_exported_until_it_is_gone() {
+    let shard = Shard::start_with(1, |config| {
+        open(config);
+        config["server"]["default_drain_timeout"] = json!("60s");
+    })
+    .await;
+    let operator = Operator::on(&shard).await;
+    let fleet = Fleet::on(&shard);
+    let made = upsert(&operator, dynamic("batch", 2)).await.unwrap();
+    fleet.is_whole(&shard.site, 3).await;
+    let lines = |group: &str| {
+        let text = shard.server.metrics.text();
+        let of = format!(r#"{{tenant="default",group="{group}"}}"#);
+        let size = |name: &str| {
+            let begin = format!("nstance_group_{name}{of} ");
+            text.lines().find_map(|line| line.strip_prefix(&begin)).map(|size| size.parse::<u32>().unwrap())
+        };
+        ["desired", "actual", "ready"].map(size)
+    };
+    wait_for("all are ready", || lines("batch") == [Some(2); 3] && lines("web") == [Some(1); 3]).await;
+    delete(&operator, deletion("batch", &made.etag)).await.unwrap();
+    wait_for("none is wanted", || lines("batch") == [Some(0); 3]).await;
+    for drained in operator.instances().await.into_iter().filter(|it| it.group == "batch") {
+        let request = v1::DrainAckRequest { instance_id: drained.instance_id, drain_id: String::new() };
+        wait_until("it is drained", async || operator.client().acknowledge_drained(request.clone()).await.is_ok())
+            .await;
+    }
+    wait_for("its tombstone has no size", || lines("batch") == [None; 3]).await;
+    assert_eq!(lines("web"), [Some(1); 3], "the other group is still there");
+}
+
+#[tokio::test]
 async fn a_group_being_deleted_cannot_be_changed() {
     let shard = Shard::start_with(0, |config| {
         open(config);

@@ -384,6 +384,42 @@ async fn an_agent_lost_for_long_makes_its_instance_ill_until_it_is_back() {
 }
 
 #[tokio::test]
+async fn a_machine_that_has_registered_is_not_ill_before_it_had_time_to_connect() {
+    let shard = Shard::start_with(1, |config| {
+        config["server"]["garbage_collection"]["registration_timeout"] = json!("10m");
+    })
+    .await;
+    let id = shard.only_vm().await;
+    let operator = Operator::on(&shard).await;
+    // Everybody who was here before this term had its time to come back.
+    operator.leap(&shard.site, Duration::from_secs(60)).await;
+    let mut stream = watch_instances(&operator, "").await;
+    shown(&mut stream).await;
+    let agent = Agent::register(&shard, id).await;
+    operator.leap(&shard.site, Duration::from_secs(15)).await;
+    assert_eq!(operator.health(id).await, "starting");
+    let reports = agent.report(&shard.leader).await;
+    wait_until("it is well", async || operator.health(id).await == "healthy").await;
+    shard.site.cloud.kill(id);
+    reports.cut();
+    let told = until(&mut stream, "its end", is(id, "deleted")).await;
+    assert_eq!(states(&told, id), ["running", "unhealthy", "deleting", "deleted"], "ill only once it is dead");
+    assert!(operator.events("InstanceRecovered").is_empty(), "it was never lost");
+}
+
+#[tokio::test]
+async fn a_machine_that_has_registered_and_never_connects_is_missed() {
+    let shard = Shard::start(1).await;
+    let id = shard.only_vm().await;
+    let operator = Operator::on(&shard).await;
+    Agent::register(&shard, id).await;
+    operator.leap(&shard.site, Duration::from_secs(15)).await;
+    assert_eq!(operator.health(id).await, "starting");
+    operator.leap(&shard.site, Duration::from_secs(20)).await;
+    wait_until("it is missed", async || operator.health(id).await == "lost").await;
+}
+
+#[tokio::test]
 async fn errors_are_told_with_their_class_and_the_wait() {
     let site = Site::new();
     site.cloud.script(Rule::once(Op::Create, When::Call(1), Outcome::Refuse(ErrorClass::Quota)));

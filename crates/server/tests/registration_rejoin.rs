@@ -10,16 +10,17 @@ use common::{
     Shard, Site, assert_refused,
     fleet::Agent,
     meddler::Meddler,
-    operator::Operator,
+    operator::{Operator, claims},
     shard_id, tenant, wait_until,
-    wire::{dial, new_key, registrar, request, tls},
+    wire::{dial, new_key, register_operator, registrar, request, tls},
 };
 use nstance_core::{
-    ids::{ClusterId, Epoch, InstanceId, Tenant, uuid_v7},
+    ids::{ClusterId, Epoch, InstanceId, OperatorId, Tenant, uuid_v7},
     ports::clock::random,
 };
 use nstance_identity::{
     keys::KeyPair,
+    nonce::sign_operator_nonce,
     peer::{Peer, PeerName},
     rejoin::RejoinClaim,
     role::Role,
@@ -110,8 +111,8 @@ fn peer(answer: &v1::RegisterClientResponse) -> Peer {
     Peer::from_der(&leaf).unwrap()
 }
 
-async fn operator_record(site: &Site, operator: &Operator) -> OperatorRecord {
-    let key = operator_key(&tenant(), &operator.id);
+async fn operator_record(site: &Site, operator: OperatorId) -> OperatorRecord {
+    let key = operator_key(&tenant(), &operator);
     let object = site.bucket.get(&key).await.unwrap();
     records::decode_object::<OperatorRecord>(&key, object).unwrap().value
 }
@@ -122,14 +123,20 @@ async fn an_agent_whose_certificate_ran_out_comes_back_with_its_key() {
     let before = shard.site.record(agent.id).await.unwrap();
     shard.site.clock.jump(25 * 3600);
     assert_refused(Err::<(), _>(agent.knock(&shard.leader).await), Code::Unauthenticated, "CERT_EXPIRED");
-    let answer = loop {
-        // The lease is in doubt after such a jump; its next renewal opens the door again.
-        match count(&shard, &agent, 1).await {
-            Ok(answer) => break answer,
-            Err(status) => assert_eq!(status.code(), Code::Unavailable, "{status}"),
+    // The lease is in doubt after such a jump; its next renewal opens the door again.
+    let mut answer = None;
+    wait_until("the door is open", async || match count(&shard, &agent, 1).await {
+        Ok(found) => {
+            answer = Some(found);
+            true
         }
-        tokio::task::yield_now().await;
-    };
+        Err(status) => {
+            assert_eq!(status.code(), Code::Unavailable, "{status}");
+            false
+        }
+    })
+    .await;
+    let answer = answer.unwrap();
     let peer = peer(&answer);
     assert_eq!(peer.name, PeerName::Agent { instance: agent.id, tenant: tenant() });
     assert_eq!(peer.public_key, agent.key.public_key());
@@ -150,12 +157,12 @@ async fn an_agent_whose_certificate_ran_out_comes_back_with_its_key() {
 async fn an_operator_comes_back_with_its_key() {
     let shard = Shard::start(0).await;
     let (operator, watcher) = (Operator::on(&shard).await, Operator::on(&shard).await);
-    let before = operator_record(&shard.site, &operator).await;
+    let before = operator_record(&shard.site, operator.id).await;
     let proof = Claim::operator(&operator, 1).proof(&operator.key);
     let answer = rejoin_operator(&shard, proof, &operator.key).await.unwrap();
     let peer = peer(&answer);
     assert_eq!(peer.name, PeerName::Operator { operator: operator.id, tenant: tenant() });
-    let record = operator_record(&shard.site, &operator).await;
+    let record = operator_record(&shard.site, operator.id).await;
     assert_eq!(record.rejoin.unwrap().count, 1);
     assert_eq!(record.cert.current.serial, peer.serial);
     assert_eq!(record.cert.previous.unwrap().serial, before.cert.current.serial);
@@ -257,7 +264,25 @@ async fn a_lost_answer_is_repeated() {
     for _ in 0..2 {
         rejoin_operator(&shard, proof.clone(), &operator.key).await.unwrap();
     }
-    assert_eq!(operator_record(&shard.site, &operator).await.rejoin.unwrap().count, 1);
+    assert_eq!(operator_record(&shard.site, operator.id).await.rejoin.unwrap().count, 1);
+}
+
+#[tokio::test]
+async fn a_repeated_registration_of_an_operator_keeps_what_its_record_gained() {
+    let shard = Shard::start(0).await;
+    let (claims, key) = (claims(&shard.site), new_key(shard.site.entropy.as_ref()));
+    let nonce = sign_operator_nonce(&shard.site.nonce_key().await, &claims);
+    let registered = peer(&register_operator(&shard, &nonce, &key).await.unwrap());
+    let (cluster, role, client_id) = ("demo".parse().unwrap(), Role::Operator, claims.operator.to_string());
+    let claim = Claim { cluster, role, tenant: tenant(), client_id, counter: 1 };
+    let rejoined = peer(&rejoin_operator(&shard, claim.proof(&key), &key).await.unwrap());
+    let before = operator_record(&shard.site, claims.operator).await;
+    assert_eq!(before.cert.previous.as_ref().unwrap().serial, registered.serial);
+    let again = peer(&register_operator(&shard, &nonce, &key).await.unwrap());
+    let after = operator_record(&shard.site, claims.operator).await;
+    assert_eq!((&after.rejoin, after.registered_at), (&before.rejoin, before.registered_at));
+    assert_eq!(after.cert.current.serial, again.serial);
+    assert_eq!(after.cert.previous.unwrap().serial, rejoined.serial);
 }
 
 #[tokio::test]

@@ -6,17 +6,16 @@ use nstance_core::value::{Object, Value};
 
 use super::Program;
 use crate::{
-    merge::MergedGroup,
     model::{Userdata, UserdataSource},
     userdata,
 };
 
 /// Names of the images that args and inline userdata ask for. An image that may be missing, by `default` or `if`, is
 /// not among them.
-pub fn images_of(group: &MergedGroup) -> BTreeSet<String> {
+pub(crate) fn images_of(args: &Object, userdata: Option<&Userdata>) -> BTreeSet<String> {
     let mut names = BTreeSet::new();
-    in_object(&group.args, &mut names);
-    if let Some(userdata @ Userdata { source: UserdataSource::Inline, .. }) = &group.userdata
+    in_object(args, &mut names);
+    if let Some(userdata @ Userdata { source: UserdataSource::Inline, .. }) = userdata
         && let Ok(text) = userdata::decode(userdata.encoding, userdata.content.as_bytes())
     {
         in_text(&text, &mut names);

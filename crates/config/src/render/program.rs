@@ -3,7 +3,7 @@
 //! The parser is gotmpl's; what it lets pass and Go does not is caught here, so that a fault shows when the config is
 //! loaded and not when the first instance is made.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use gotmpl::parse::{BranchNode, CommandNode, Expr, ListNode, Node, Parser, PipeNode, SmolStr};
 
@@ -59,6 +59,14 @@ impl Program {
         walk.whole();
         walk.names.keys
     }
+
+    /// Every path that may be read, on whatever branch: what a named template or a round of `range` is given counts as
+    /// read where it is given.
+    pub(super) fn read_paths(&self) -> BTreeSet<String> {
+        let mut walk = Walk { program: self, names: Reads::default(), faults: Vec::new(), vars: Vec::new() };
+        walk.whole();
+        walk.names.paths
+    }
 }
 
 /// A key that a template cannot do without.
@@ -76,6 +84,8 @@ type Origin = Option<String>;
 trait Visit {
     /// A field path from the root was met. `guarded`: a missing value may flow on from here.
     fn path(&mut self, path: &str, guarded: bool, line: usize);
+    /// A value of this path is taken as a whole, without a name: `.`, `$` or a variable.
+    fn whole(&mut self, _path: &str) {}
     /// The body of an `if` or `with` follows, whose condition named these paths; false when it ends.
     fn enter(&mut self, _paths: &[String]) {}
     fn leave(&mut self, _n_paths: usize) {}
@@ -144,6 +154,21 @@ impl Visit for Needs {
 
     fn leave(&mut self, n_paths: usize) {
         self.asked.truncate(self.asked.len() - n_paths);
+    }
+}
+
+#[derive(Default)]
+struct Reads {
+    paths: BTreeSet<String>,
+}
+
+impl Visit for Reads {
+    fn path(&mut self, path: &str, _: bool, _: usize) {
+        self.paths.insert(path.to_owned());
+    }
+
+    fn whole(&mut self, path: &str) {
+        self.paths.insert(path.to_owned());
     }
 }
 
@@ -341,8 +366,10 @@ impl<V: Visit> Walk<'_, V> {
                 let origin = origin_of(expr, dot, &self.vars);
                 let named =
                     matches!(expr, Expr::Field(..)) || matches!(expr, Expr::Variable(_, _, it) if !it.is_empty());
-                if let Some(path) = origin.as_ref().filter(|_| named) {
-                    self.names.path(path, guarded, line);
+                match &origin {
+                    Some(path) if named => self.names.path(path, guarded, line),
+                    Some(path) => self.names.whole(path),
+                    None => {}
                 }
                 origin
             }

@@ -227,7 +227,8 @@ fn no_value_is_never_printed() {
 
 #[test]
 fn env_files_are_sorted_and_quoted() {
-    let renderer = Renderer::new(Context::File, &data());
+    let data = data();
+    let renderer = Renderer::new(Context::File, &data);
     let template = [
         ("Z", "{{ .Vars.Name }}"),
         ("A", "two words"),
@@ -253,7 +254,8 @@ fn json_files_keep_order_and_other_values() {
     let (node, _) = crate::jsonc::parse(
         br#"{"z": "{{ .Vars.Quoted }}", "a": [1, 1.0, true, null, {}, []], "{{ key }}": {"n": -2.5e3}}"#,
     );
-    let renderer = Renderer::new(Context::File, &data());
+    let data = data();
+    let renderer = Renderer::new(Context::File, &data);
     let value = renderer.value(&node.unwrap().to_value(), &Path::root()).unwrap();
     let mut out = String::new();
     write_pretty(&mut out, &value, 0);

@@ -3,17 +3,19 @@
 //! Starting a process holds its caller until the child runs its own program, and no process is busier than one that
 //! just began. Fifty of them started side by side, as equals of the server, take the processors away from it while it
 //! still has to ask for the other forty-nine. No real cloud does that: its machines run elsewhere. So here they begin
-//! one after the other, and rank below whoever asked for them: on Linux a priority belongs to a thread, and children
-//! inherit that of the thread which started them. Where sessions share the processors first (autogroups), the agent
-//! takes its rank along into the session it makes.
+//! one after the other, when no more are asked for in that moment, and rank below whoever asked for them: on Linux a
+//! priority belongs to a thread, and children inherit that of the thread which started them. Where sessions share the
+//! processors first (autogroups), the agent takes its rank along into the session it makes.
 
 use std::{
     io,
     sync::{
-        Mutex,
+        Arc, Mutex,
+        atomic::{AtomicU64, Ordering},
         mpsc::{SyncSender, TrySendError, sync_channel},
     },
     thread,
+    time::Duration,
 };
 
 use nstance_core::ports::provider::{ErrorClass, ProviderError};
@@ -25,6 +27,11 @@ use super::held;
 /// third of an equal's share, so that nobody takes them for dead.
 const BELOW: i32 = 5;
 
+/// A start waits until nobody asked for another one for this long …
+const QUIET: Duration = Duration::from_millis(5);
+/// … but no more often than this: no cloud is quicker.
+const MAX_LOOKS: u32 = 5;
+
 /// As many as a config may allow to be under way at once.
 const MAX_WAITING: usize = 1000;
 
@@ -32,7 +39,10 @@ type Start = Box<dyn FnOnce() + Send>;
 
 /// The way to the thread, which begins with the first start and ends with the last owner of this.
 #[derive(Default)]
-pub(super) struct Starter(Mutex<Option<SyncSender<Start>>>);
+pub(super) struct Starter {
+    queue: Mutex<Option<SyncSender<Start>>>,
+    n_asked: Arc<AtomicU64>,
+}
 
 impl Starter {
     /// Runs `start` in our runtime when those before it are done. Once accepted it runs even if the caller goes away,
@@ -49,6 +59,7 @@ impl Starter {
         let queue = self
             .queue()
             .map_err(|error| failed(ErrorClass::Capacity, format!("start the thread that starts agents: {error}")))?;
+        self.n_asked.fetch_add(1, Ordering::Relaxed);
         queue.try_send(start).map_err(|error| match error {
             TrySendError::Full(_) => failed(ErrorClass::Throttled, format!("{MAX_WAITING} starts wait already")),
             TrySendError::Disconnected(_) => self.ended(ErrorClass::Unavailable),
@@ -58,21 +69,21 @@ impl Starter {
     }
 
     fn queue(&self) -> io::Result<SyncSender<Start>> {
-        let mut queue = held(&self.0);
+        let mut queue = held(&self.queue);
         match &*queue {
             Some(queue) => Ok(queue.clone()),
-            None => Ok(queue.insert(begin(Handle::current())?).clone()),
+            None => Ok(queue.insert(begin(Handle::current(), self.n_asked.clone())?).clone()),
         }
     }
 
     /// A start panicked and took the thread along; the next one gets a new thread.
     fn ended(&self, class: ErrorClass) -> ProviderError {
-        *held(&self.0) = None;
+        *held(&self.queue) = None;
         ProviderError::new("create", class, "the thread that starts agents has ended")
     }
 }
 
-fn begin(runtime: Handle) -> io::Result<SyncSender<Start>> {
+fn begin(runtime: Handle, n_asked: Arc<AtomicU64>) -> io::Result<SyncSender<Start>> {
     let (queue, starts) = sync_channel::<Start>(MAX_WAITING);
     thread::Builder::new().name("vm-starter".to_owned()).spawn(move || {
         let _inside = runtime.enter();
@@ -80,11 +91,30 @@ fn begin(runtime: Handle) -> io::Result<SyncSender<Start>> {
         if let Err(error) = rustix::process::nice(BELOW) {
             tracing::debug!(%error, "agents rank like the server");
         }
+        let mut n_known = 0;
         for start in starts {
+            await_quiet(&n_asked, &mut n_known, rest);
             start();
         }
     })?;
     Ok(queue)
+}
+
+/// Waits as long as more are asked for than are known of.
+fn await_quiet(n_asked: &AtomicU64, n_known: &mut u64, mut wait: impl FnMut()) {
+    for _ in 0..MAX_LOOKS {
+        let n = n_asked.load(Ordering::Relaxed);
+        if n == *n_known {
+            return;
+        }
+        *n_known = n;
+        wait();
+    }
+}
+
+#[expect(clippy::disallowed_methods, reason = "it waits for nothing to come, on a thread without a runtime's timers")]
+fn rest() {
+    thread::sleep(QUIET);
 }
 
 #[cfg(test)]
@@ -128,6 +158,23 @@ mod tests {
         let (slow, next, ()) = tokio::join!(slow, next, release);
         slow.and(next).unwrap();
         assert_eq!(seen.into_iter().collect::<Vec<_>>(), ["slow", "next"]);
+    }
+
+    #[test]
+    fn a_start_waits_while_more_are_asked_for_but_not_for_ever() {
+        let (n_asked, mut n_known) = (AtomicU64::new(1), 0);
+        let mut waits = |n_more: u32| {
+            let mut n_waits = 0;
+            await_quiet(&n_asked, &mut n_known, || {
+                n_asked.fetch_add(u64::from(n_waits < n_more), Ordering::Relaxed);
+                n_waits += 1;
+            });
+            n_waits
+        };
+        assert_eq!(waits(2), 3, "two more came while it waited, none in the last moment");
+        assert_eq!(waits(0), 0, "no more have come since the start before");
+        n_asked.fetch_add(1, Ordering::Relaxed);
+        assert_eq!(waits(u32::MAX), MAX_LOOKS);
     }
 
     #[tokio::test]

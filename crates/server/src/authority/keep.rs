@@ -142,9 +142,12 @@ async fn renew(shared: &Shared) -> Result<(), AuthorityError> {
     let issued = shared.authority.reissue(now)?;
     log_own(shared, &issued).await?;
     let (serial, issuer) = (issued.serial.clone(), issued.issuer_fingerprint.clone());
-    shared.authority.show(issued)?;
-    show_expiry(shared);
-    tracing::info!(serial, issuer, "own certificate renewed");
+    if shared.authority.show_renewed(issued)? {
+        show_expiry(shared);
+        tracing::info!(serial, issuer, "own certificate renewed");
+    } else {
+        tracing::info!(serial, issuer, "renewed certificate not shown, another CA issues since");
+    }
     Ok(())
 }
 

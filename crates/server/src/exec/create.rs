@@ -3,7 +3,7 @@
 
 use std::{sync::Arc, time::Duration};
 
-use nstance_config::{MergedGroup, render::images_of};
+use nstance_config::MergedGroup;
 use nstance_core::{
     ids::{GroupRef, InstanceId, uuid_v7},
     instance::{
@@ -110,7 +110,7 @@ fn intent(term: &Term, state: &State, merged: &MergedGroup, id: InstanceId, pair
         config_etag: applied.etag.to_string(),
         instance_type: pair.instance_type,
         subnet: pair.subnet,
-        image: state.images.ids(&images_of(merged)).map(|ids| ids.join(IMAGES)),
+        image: state.images.ids(&merged.images).map(|ids| ids.join(IMAGES)),
         nonce: NonceFact { jti, expires_at: now.plus(life), used_at: None },
         provider: ProviderFact { kind: term.shared.provider.kind().to_owned(), ..ProviderFact::default() },
         create_failure: None,
@@ -189,17 +189,18 @@ async fn make(
             return;
         }
     };
-    let requested = || {
+    let requested = |at: Timestamp| {
         let message = instance.reason.as_str();
-        term.tell(Tell::instance(Reason::InstanceCreateRequested, group, id, message));
+        term.tell(Tell::instance(Reason::InstanceCreateRequested, group, id, message).at(at));
     };
     let (created, recorded) = match term.shared.provider.capabilities().create {
         // Not `try_join`: a dropped call loses its outcome. In this order: the call is what somebody waits for. The
         // intent comes right behind it, and behind the calls of all others that died in the same moment.
         CreateMode::Idempotent => {
+            let asked_at = term.now();
             let recorded = async {
                 term.calm().await;
-                requested();
+                requested(asked_at);
                 intend(term, instance).await
             };
             tokio::join!(call(term, &spec, cause), recorded)
@@ -221,7 +222,7 @@ async fn make(
             let spec = VmSpec { reserved_id: instance.provider.reserved_id.clone(), ..spec };
             match intend(term, &instance).await {
                 Ok(record) => {
-                    requested();
+                    requested(term.now());
                     (call(term, &spec, cause).await, Ok(record))
                 }
                 Err(error) => (Err(CallError::NotSent), Err(error)),

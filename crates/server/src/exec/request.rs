@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc};
 
 use nstance_config::{
     GroupLayer, MergedGroup, OnDemandLayer,
-    render::{InstanceData, RenderData, images_of, render_args, render_userdata},
+    render::{InstanceData, RenderData, render_args, render_userdata},
 };
 use nstance_core::{
     instance::{Instance, OnDemandRequest, Ownership},
@@ -118,11 +118,14 @@ pub(super) fn spec(term: &Term, instance: &Instance, merged: &MergedGroup) -> Re
 /// The images an instance is made from: those of its record, whatever their names stand for by now. One whose record
 /// tells nothing takes what there is; a name that is not known is left out, and so cannot be rendered.
 fn images(term: &Term, instance: &Instance, merged: &MergedGroup) -> BTreeMap<String, String> {
-    let names = images_of(merged);
+    let names = &merged.images;
+    if names.is_empty() {
+        return BTreeMap::new();
+    }
     let recorded: Vec<String> =
         instance.image.iter().flat_map(|ids| ids.split(IMAGES)).map(ToOwned::to_owned).collect();
     let ids = Some(recorded)
         .filter(|ids| ids.len() == names.len() && ids.iter().all(|id| !id.is_empty()))
-        .or_else(|| term.world.lock().images.ids(&names));
-    names.into_iter().zip(ids.unwrap_or_default()).collect()
+        .or_else(|| term.world.lock().images.ids(names));
+    names.iter().cloned().zip(ids.unwrap_or_default()).collect()
 }

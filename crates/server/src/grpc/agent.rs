@@ -47,8 +47,8 @@ impl Agents {
             state.entries.get(&instance).map(|entry| (entry.delivery.clone(), entry.cut.clone()))
         };
         let Some((delivery, cut)) = found else { return Err(gone(instance)) };
-        let opened = delivery.open(stream, self.term.now());
         let mut ends = Ends::of(&self.term, request, instance, peer);
+        let opened = delivery.open(stream, self.term.now());
         ends.with(&opened.superseded, &cut);
         Ok((instance, opened, ends))
     }

@@ -14,6 +14,7 @@ use std::{
 use futures::{FutureExt as _, future::Either};
 use nstance_core::ids::{InstanceId, OperatorId, Tenant};
 use nstance_identity::peer::{Peer, PeerName};
+use nstance_store::rebuild::CorruptRecord;
 use tonic::{Request, Status, body::Body};
 use tower::{Layer, Service};
 
@@ -101,7 +102,7 @@ impl Auth {
             return Err(ended.within(self.term.parting()));
         }
         match (&caller, &self.port) {
-            (Caller::Agent { instance, tenant, peer }, _) => self.agent(*instance, tenant, peer).await?,
+            (Caller::Agent { instance, tenant, peer }, _) => self.agent(*instance, tenant, peer, leaf).await?,
             (Caller::Operator { operator, tenant, peer }, Port::Operator) => {
                 self.term.operators.authorise(&self.term, peer, *operator, tenant).await?;
             }
@@ -113,7 +114,7 @@ impl Auth {
     }
 
     /// Live state of an agent: its instance stands, and this certificate is one of its two.
-    async fn agent(&self, id: InstanceId, tenant: &Tenant, peer: &Peer) -> Result<(), Refusal> {
+    async fn agent(&self, id: InstanceId, tenant: &Tenant, peer: &Peer, leaf: &[u8]) -> Result<(), Refusal> {
         let gone = || {
             let message = format!("instance {id} does not exist any more; this machine may be switched off");
             Refusal::denied("INSTANCE_DELETED", message)
@@ -124,6 +125,11 @@ impl Auth {
         };
         let retired = {
             let mut state = self.term.world.lock();
+            if !state.entries.contains_key(&id)
+                && let Some(record) = state.unreadable(id, tenant)
+            {
+                return Err(unreadable(record));
+            }
             let entry = state.entries.get_mut(&id).ok_or_else(gone)?;
             let it = entry.instance();
             if it.group.tenant != *tenant || it.delete.as_ref().is_some_and(|delete| delete.gone_at.is_some()) {
@@ -152,7 +158,7 @@ impl Auth {
             }
         };
         match retired {
-            None => return self.pin(id, peer).await,
+            None => return self.pin(id, peer, leaf).await,
             Some(Some(serial)) => self.retire_previous(id, serial),
             Some(None) => {}
         }
@@ -177,9 +183,13 @@ impl Auth {
     }
 
     /// The record of this instance was made again from its VM's tags: the first valid certificate with its name binds.
-    async fn pin(&self, id: InstanceId, peer: &Peer) -> Result<(), Refusal> {
+    async fn pin(&self, id: InstanceId, peer: &Peer, leaf: &[u8]) -> Result<(), Refusal> {
         let now = self.term.now();
-        let issuer = self.term.shared.authority.fingerprint();
+        // Amid a rotation it may be by the CA that is on its way out, which must not be retired before it is renewed.
+        let issuer = self.term.shared.authority.signer(leaf).ok_or_else(|| {
+            let message = format!("the certificate of instance {id} is by a CA that was retired; replace the instance");
+            Refusal::unauthenticated("CERT_INVALID", message)
+        })?;
         let pinned = self
             .term
             .update(id, |it| {
@@ -218,6 +228,14 @@ impl Auth {
 
 fn refuse(error: &nstance_identity::peer::PeerError) -> Refusal {
     Refusal::unauthenticated(error.reason(), error.to_string())
+}
+
+/// Whoever has a record that nobody can read is neither let in nor sent away.
+fn unreadable(record: &CorruptRecord) -> Refusal {
+    let CorruptRecord { key, instance, message, .. } = record;
+    let next = format!("restore {key} and restart the leader, which reads it then");
+    let message = format!("whether instance {instance} stands is not known: {message}; {next}");
+    Refusal::unavailable("NOT_READY", message)
 }
 
 /// A record that could not be changed, in the words of the wire.

@@ -1,4 +1,5 @@
-//! Figures of the machines, by group: computed when somebody asks, from what each agent said last.
+//! Figures of groups and their machines: computed when somebody asks, from what whoever leads knows at that moment. With
+//! a group its figures go, and all with the term.
 
 use std::{
     collections::BTreeMap,
@@ -20,6 +21,17 @@ use crate::world::Load;
 pub trait Machines: Send + Sync {
     /// The figures of every machine that spoke lately.
     fn loads(&self) -> Vec<(GroupRef, Load)>;
+    /// The sizes of every group that is asked for, or not gone yet.
+    fn sizes(&self) -> Vec<(GroupRef, Sizes)>;
+}
+
+/// How large a group is, and shall be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Sizes {
+    /// Nothing while nobody knows.
+    pub desired: Option<u32>,
+    pub actual: u32,
+    pub ready: u32,
 }
 
 /// The way from a scrape to whoever leads. Nobody is held by it: with a term its figures go.
@@ -86,6 +98,15 @@ const SHARES: [Figure; 3] = [
     ("group_disk_usage_ratio", "Use of the root disks of a group's machines", |it| it.disk),
 ];
 
+/// The same for a group.
+type Size = (&'static str, &'static str, fn(&Sizes) -> Option<u32>);
+
+const SIZES: [Size; 3] = [
+    ("group_desired", "Wanted size of a group", |it| it.desired),
+    ("group_actual", "Members of a group", |it| Some(it.actual)),
+    ("group_ready", "Ready members of a group", |it| Some(it.ready)),
+];
+
 const RATES: [Figure; 4] = [
     ("group_network_sent_bytes_per_second", "Bytes sent by all machines of a group", |it| it.sent),
     ("group_network_received_bytes_per_second", "Bytes received by all machines of a group", |it| it.received),
@@ -111,6 +132,15 @@ fn by_group(loads: Vec<(GroupRef, Load)>) -> BTreeMap<GroupRef, GroupLoad> {
 impl Collector for Hosts {
     fn encode(&self, mut encoder: DescriptorEncoder<'_>) -> fmt::Result {
         let machines = self.machines.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(Weak::upgrade);
+        let sizes = machines.as_ref().map(|it| it.sizes()).unwrap_or_default();
+        for (name, help, of) in &SIZES {
+            let mut family = encoder.encode_descriptor(name, help, None, MetricType::Gauge)?;
+            for (group, sizes) in &sizes {
+                if let Some(size) = of(sizes) {
+                    family.encode_family(&Metrics::group(group))?.encode_gauge(&size)?;
+                }
+            }
+        }
         let groups = by_group(machines.map(|it| it.loads()).unwrap_or_default());
         let labelled: Vec<(GroupLabels, GroupLoad)> =
             groups.into_iter().map(|(group, load)| (Metrics::group(&group), load)).collect();
@@ -158,6 +188,12 @@ mod tests {
             let idle = Load { cpu: Some(0.25), sent: Some(20.0), ..Load::default() };
             vec![(group.clone(), busy), (group, idle)]
         }
+
+        fn sizes(&self) -> Vec<(GroupRef, Sizes)> {
+            let group = |name: &str| GroupRef { tenant: "default".parse().unwrap(), group: name.parse().unwrap() };
+            let web = Sizes { desired: Some(3), actual: 2, ready: 1 };
+            vec![(group("web"), web), (group("lost"), Sizes { desired: None, ..web })]
+        }
     }
 
     #[test]
@@ -173,10 +209,15 @@ mod tests {
             r#"nstance_group_memory_usage_ratio{tenant="default",group="web",stat="mean"} 0.5"#,
             r#"nstance_group_network_sent_bytes_per_second{tenant="default",group="web"} 120.0"#,
             r#"nstance_group_machines_reporting{tenant="default",group="web"} 2"#,
+            r#"nstance_group_desired{tenant="default",group="web"} 3"#,
+            r#"nstance_group_actual{tenant="default",group="web"} 2"#,
+            r#"nstance_group_ready{tenant="default",group="web"} 1"#,
+            r#"nstance_group_ready{tenant="default",group="lost"} 1"#,
         ] {
             assert!(text.lines().any(|it| it == line), "{line} is missing from {text}");
         }
         assert!(!text.contains("nstance_group_disk_usage_ratio{"), "nobody told it");
+        assert!(!text.contains(r#"nstance_group_desired{tenant="default",group="lost"}"#), "nobody knows it");
         drop(two);
         assert!(!metrics.text().contains(r#"group="web""#), "who leads no more has no figures");
     }

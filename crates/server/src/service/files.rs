@@ -51,6 +51,9 @@ const MAKING: usize = 256;
 /// While it is in doubt whether we lead nothing is sent; looked at again after this.
 const STALLED: Duration = Duration::from_secs(1);
 
+/// Without a time to wait for, a stream looks again after this.
+const RESYNC: Duration = Duration::from_secs(30);
+
 /// Commits the files of an agent that has no hash at all and cannot be given ours: something of it is missing.
 const INCOMPLETE: &str = "incomplete";
 
@@ -135,10 +138,12 @@ pub async fn serve(term: &Arc<Term>, instance: InstanceId, stream: &Opened, hell
             },
             Err(wake_at) => wake_at,
         };
+        // Nobody can say what is owed while the group is unknown: who could says so, and losing that costs half a minute.
+        let wake_at = wake_at.unwrap_or_else(|| term.now().plus(RESYNC));
         tokio::select! {
             biased;
             () = stream.wake.notified() => {}
-            () = sleep_until(term, wake_at) => {}
+            () = sleep_until(term, Some(wake_at)) => {}
         }
     }
 }
@@ -173,32 +178,36 @@ fn look(
     now: Timestamp,
 ) -> Result<Look, Option<Timestamp>> {
     let wanted = wanted(term, instance).ok_or(None)?;
-    let (it, groups_known) = {
+    let (groups_known, is_located) = {
         let state = term.world.lock();
-        let it = state.entries.get(&instance).map(|entry| entry.instance().clone()).ok_or(None)?;
-        (it, state.complete.groups)
+        (state.complete.groups, state.entries.get(&instance).is_some_and(|entry| entry.vm.is_some()))
     };
     // From an old copy of the config nobody concludes that a file left.
     let is_old = term.applied().stale;
-    let mut state = stream.delivery.lock();
+    let mut state = stream.own().ok_or(None)?;
     let report = state.reported.clone().filter(|report| report.session == hello.session);
     // Nobody can read what the API set of the groups: only one whose hash is ours is known to be owed just this.
     if !groups_known && report.as_ref().is_none_or(|report| report.hash != wanted.hash) {
         return Err(None);
     }
     state.memory.look(&wanted, report.as_deref().filter(|_| !is_old));
+    if is_located {
+        state.memory.located();
+    }
     let heard = match &report {
         Some(report) => Heard::Report(report),
         None if now < patience => Heard::Waiting { until: patience },
         None => Heard::Nothing,
     };
-    match state.memory.decide(now, &wanted, &state.held(), heard) {
-        Due::Wait(at) => Err(at),
-        Due::Batch(order) => {
-            state.memory.begun();
-            Ok(Look { instance: it, wanted, order, report, keys: state.keys.clone() })
-        }
-    }
+    let order = match state.memory.decide(now, &wanted, &state.held(), heard) {
+        Due::Wait(at) => return Err(at),
+        Due::Batch(order) => order,
+    };
+    state.memory.begun();
+    let keys = state.keys.clone();
+    drop(state);
+    let it = term.world.lock().entries.get(&instance).map(|entry| entry.instance().clone()).ok_or(None)?;
+    Ok(Look { instance: it, wanted, order, report, keys })
 }
 
 /// Makes a batch and sends it.
@@ -246,7 +255,8 @@ async fn deliver(term: &Arc<Term>, stream: &Opened, hello: &Hello, look: &Look, 
     }
     let commit = {
         let now = term.now();
-        let mut state = delivery.lock();
+        // What a stream that was superseded has sent may never arrive.
+        let mut state = stream.own().ok_or(Gone)?;
         let mut told = Vec::new();
         for (name, why) in batch.failures {
             told.push((state.memory.failed(&name, now), name, why));
@@ -259,7 +269,7 @@ async fn deliver(term: &Arc<Term>, stream: &Opened, hello: &Hello, look: &Look, 
         let commits = !sent.is_empty() || !left.is_empty() || owed;
         if commits {
             // Before it is sent: the answer may be faster than we are.
-            state.memory.sent(sent, &look.wanted, complete, now);
+            state.memory.sent(&message.batch_id, sent, &look.wanted, complete, now);
         }
         drop(state);
         tell_failures(term, look, told);

@@ -159,6 +159,7 @@ impl Drop for Session {
     /// still stands gives the agent a moment to open the next stream.
     fn drop(&mut self) {
         let stream = self.stream.clone();
+        report::flush(&stream.term, stream.instance);
         if self.closed.is_cancelled() || stream.term.tasks.is_stopping() {
             stream.end();
             return;
@@ -243,10 +244,10 @@ fn note(noted: &mut Option<Notice>, notice: &v1::TerminationNotice, now: Timesta
     if noted.as_ref().is_some_and(|old| is_terminal(&old.action)) && !is_terminal(&notice.action) {
         return None;
     }
-    let time = |at: &prost_types::Timestamp| {
-        Timestamp::from_millis(at.seconds.saturating_mul(1000).saturating_add(i64::from(at.nanos) / 1_000_000))
-    };
-    let deadline = notice.deadline.as_ref().map(time);
+    let time =
+        |told| report::at(told).map(|at| Timestamp::from_millis(at.seconds * 1000 + i64::from(at.nanos) / 1_000_000));
+    // It ends up in the record. What is past is due now, however long ago a machine says it was.
+    let deadline = time(notice.deadline).map(|at| at.max(now));
     if let Some(old) = noted
         && old.action == notice.action
     {
@@ -261,7 +262,7 @@ fn note(noted: &mut Option<Notice>, notice: &v1::TerminationNotice, now: Timesta
         action: notice.action.clone(),
         at: now,
         deadline,
-        detected_at: notice.detected_at.as_ref().map(time),
+        detected_at: time(notice.detected_at),
         id: notice.notice_id.chars().take(MAX_NOTICE_ID).collect(),
     });
     let reason = match notice.action.as_str() {
@@ -274,6 +275,31 @@ fn note(noted: &mut Option<Notice>, notice: &v1::TerminationNotice, now: Timesta
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_deadline_is_a_time_that_can_be_and_never_past() {
+        let now = Timestamp::from_millis(1_800_000_000_000);
+        for (seconds, nanos, expected) in [
+            (1_800_000_020, 5_000_000, Some(1_800_000_020_005)),
+            (1_700_000_000, 0, Some(now.as_millis())),
+            (i64::MIN, 0, None),
+            (i64::MAX, 0, None),
+            (1_800_000_020, -1, None),
+        ] {
+            let time = Some(prost_types::Timestamp { seconds, nanos });
+            let notice = v1::TerminationNotice {
+                action: "terminate".into(),
+                deadline: time,
+                detected_at: time,
+                ..Default::default()
+            };
+            let mut noted = None;
+            note(&mut noted, &notice, now);
+            let noted = noted.unwrap();
+            assert_eq!(noted.deadline.map(Timestamp::as_millis), expected, "{seconds}");
+            assert_eq!(noted.detected_at.is_some(), expected.is_some(), "{seconds}");
+        }
+    }
 
     #[test]
     fn advice_does_not_take_the_place_of_an_order() {

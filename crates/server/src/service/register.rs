@@ -5,7 +5,11 @@
 
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
-use nstance_core::instance::{Addresses, CertFact, CertPair, Instance, Registration};
+use nstance_config::Code as ProblemCode;
+use nstance_core::{
+    instance::{Addresses, CertFact, CertPair, Instance, Registration},
+    ports::provider::{Described, VmRef},
+};
 use nstance_identity::{
     issue::Issued,
     keys::PublicKey,
@@ -24,7 +28,8 @@ use nstance_store::{
 };
 
 use super::{
-    rejoin::{self, Proof},
+    groups::problem,
+    rejoin::{self, Proof, is_in},
     status::timestamp,
 };
 use crate::{
@@ -34,8 +39,13 @@ use crate::{
     world::Facts,
 };
 
+const NONCE_FIELD: &str = "registration_nonce_jwt";
+
 /// How long a call waits for an intent that is still being written.
 const INTENT: Duration = Duration::from_secs(5);
+
+/// How long a call waits for a look at a machine that no record knows.
+const LOOK: Duration = Duration::from_secs(3);
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Asking {
@@ -82,7 +92,9 @@ pub(super) fn stalled(term: &Term) -> Result<(), Refusal> {
 
 fn refuse(error: &NonceError) -> Refusal {
     match error {
-        NonceError::TooLong { .. } => Refusal::invalid("BAD_REQUEST", error.to_string()),
+        NonceError::TooLong { .. } => {
+            Refusal::bad_request(vec![problem(ProblemCode::Limit, NONCE_FIELD, error.to_string())])
+        }
         _ => Refusal::unauthenticated(error.reason(), error.to_string()),
     }
 }
@@ -95,31 +107,35 @@ struct Parsed {
     rejoin: Option<Proof>,
 }
 
+/// All faults at once. None is quoted: whoever asks is unknown yet, and a nonce may stand in the wrong field.
 fn parse(request: &v1::RegisterClientRequest, asking: Asking) -> Result<Parsed, Refusal> {
     let mut problems = Vec::new();
     if request.registration_nonce_jwt.is_empty() != request.rejoin.is_some() {
-        problems.push("registration_nonce_jwt, rejoin: exactly one of them must be set".to_owned());
+        let message = "exactly one of it and rejoin must be set";
+        problems.push(problem(ProblemCode::Conflict, NONCE_FIELD, message));
     }
     let rejoin = request.rejoin.as_ref().and_then(|proof| Proof::parse(proof, asking, &mut problems));
     let key = PublicKey::from_pem(&request.public_key_pem);
     if let Err(error) = &key {
-        problems.push(format!("public_key_pem: {error}"));
+        problems.push(problem(ProblemCode::BadValue, "public_key_pem", error.to_string()));
     }
     for (name, value, v4) in
         [("private_ipv4", &request.private_ipv4, true), ("private_ipv6", &request.private_ipv6, false)]
     {
         let fits = value.is_empty() || value.parse::<IpAddr>().is_ok_and(|ip| ip.is_ipv4() == v4);
         if !fits {
-            problems.push(format!("{name}: `{value}` is not such an address"));
+            let message = if v4 { "is no IPv4 address" } else { "is no IPv6 address" };
+            problems.push(problem(ProblemCode::BadValue, name, message));
         }
     }
     for (name, value) in [("hostname", &request.hostname), ("fqdn", &request.fqdn)] {
         if !value.is_empty() && !is_host(value) {
-            problems.push(format!("{name}: `{value}` is not a host name"));
+            let message = "is no host name: use letters, digits and `-`, parts joined by `.`";
+            problems.push(problem(ProblemCode::BadValue, name, message));
         }
     }
     if 64 < request.client_version.len() {
-        problems.push("client_version: longer than 64 characters".to_owned());
+        problems.push(problem(ProblemCode::Limit, "client_version", "is longer than 64 characters"));
     }
     match key {
         Ok(key) if problems.is_empty() => Ok(Parsed {
@@ -133,7 +149,7 @@ fn parse(request: &v1::RegisterClientRequest, asking: Asking) -> Result<Parsed, 
             version: request.client_version.clone(),
             rejoin,
         }),
-        _ => Err(Refusal::invalid("BAD_REQUEST", problems.join("; "))),
+        _ => Err(Refusal::bad_request(problems)),
     }
 }
 
@@ -213,8 +229,9 @@ async fn register_agent(
         let it = state.group(&committed.group);
         it.never_registered_in_a_row = 0;
         it.unblock(nstance_core::snapshot::BlockKind::BackingOff);
+        // Also if it was registered already, and its answer lost: it comes only now.
         if let Some(entry) = state.entries.get_mut(&id) {
-            entry.link.last_seen = term.world.now();
+            entry.link.registered(term.world.now());
         }
     }
     term.tell(
@@ -279,14 +296,10 @@ async fn read(term: &Arc<Term>, nonce: &AgentNonce) -> Result<(), Refusal> {
 
 /// A VM without a record is adopted when a listing shows it. Until one has, nobody can say "unknown".
 async fn wait_for_adoption(term: &Arc<Term>, nonce: &AgentNonce) -> Result<(), Refusal> {
-    let described = term
-        .shared
-        .provider
-        .describe(&[nstance_core::ports::provider::VmRef { instance: nonce.instance, provider_id: None }])
-        .await;
-    match described.into_iter().next() {
-        Some(nstance_core::ports::provider::Described::NotFound) => Ok(()),
-        Some(nstance_core::ports::provider::Described::Vm(vm)) if vm.tags.is_none() => Ok(()),
+    let looked = term.observer.ask(VmRef { instance: nonce.instance, provider_id: None });
+    match tokio::time::timeout(LOOK, looked).await {
+        Ok(Ok(Described::NotFound)) => Ok(()),
+        Ok(Ok(Described::Vm(vm))) if vm.tags.is_none() => Ok(()),
         _ => {
             term.want_listing();
             let message = format!("instance {} is about to be adopted; retry", nonce.instance);
@@ -376,16 +389,14 @@ async fn register_operator(
     }
     let ttl = term.applied().config.certificates.operator_ttl;
     let issued = term.shared.authority.issue_operator(&nonce.operator, &nonce.tenant, &parsed.key, now, ttl)?;
+    let fact = cert_fact(&issued);
     let record = OperatorRecord {
         operator_id: nonce.operator,
         tenant: nonce.tenant.clone(),
         cluster: nonce.cluster.clone(),
         public_key: parsed.key.to_der(),
-        cert: CertPair {
-            current: cert_fact(&issued),
-            previous: existing.as_ref().map(|record| record.value.cert.current.clone()),
-        },
-        registered_at: existing.as_ref().map_or(now, |record| record.value.registered_at),
+        cert: CertPair { current: fact.clone(), previous: None },
+        registered_at: now,
         nonce_jti: Some(nonce.jti.clone()),
         renewed_at: None,
         rejoin: None,
@@ -397,10 +408,16 @@ async fn register_operator(
         Some(current) => Created::Existing(current.clone()),
     };
     if let Created::Existing(current) = created {
-        let changed = term
-            .shared
-            .records
-            .update_operator(&term.guard, &current, |it| it.revoked.is_none().then(|| record.clone()));
+        // The answer was lost, or a twin of this call is under way: what the record has gained since is kept.
+        let changed = term.shared.records.update_operator(&term.guard, &current, |it| {
+            let is_open = it.revoked.is_none() && !is_in(Some(&it.cert), &fact.serial);
+            is_open.then(|| OperatorRecord {
+                public_key: record.public_key.clone(),
+                cert: CertPair { current: fact.clone(), previous: Some(it.cert.current.clone()) },
+                nonce_jti: record.nonce_jti.clone(),
+                ..it.clone()
+            })
+        });
         let written = changed.await.map_err(unavailable)?;
         if written.value.revoked.is_some() {
             return Err(Refusal::denied("OPERATOR_REVOKED", format!("operator {} was revoked", nonce.operator)));

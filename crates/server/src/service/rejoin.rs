@@ -8,6 +8,7 @@ use std::{
     time::Duration,
 };
 
+use nstance_config::{Code as ProblemCode, Problem};
 use nstance_core::{
     ids::{InstanceId, OperatorId, Tenant},
     instance::{CertPair, Instance, Rejoin},
@@ -17,7 +18,10 @@ use nstance_identity::{keys::PublicKey, rejoin::RejoinClaim, role::Role};
 use nstance_proto::v1;
 use nstance_store::records::operator::OperatorRecord;
 
-use super::register::{Asking, answer, cert_fact, log, stalled};
+use super::{
+    groups::problem,
+    register::{Asking, answer, cert_fact, log, stalled},
+};
 use crate::{
     events::{Reason, Tell},
     grpc::{auth::record_refusal, status::Refusal},
@@ -45,17 +49,17 @@ pub(super) struct Proof {
 }
 
 impl Proof {
-    pub(super) fn parse(proof: &v1::RejoinProof, asking: Asking, problems: &mut Vec<String>) -> Option<Self> {
-        let subject = match asking {
-            Asking::Agent => proof.client_id.parse().map(Subject::Agent).map_err(|error| format!("{error}")),
-            Asking::Operator => proof.client_id.parse().map(Subject::Operator).map_err(|error| format!("{error}")),
+    pub(super) fn parse(proof: &v1::RejoinProof, asking: Asking, problems: &mut Vec<Problem>) -> Option<Self> {
+        let (subject, whose) = match asking {
+            Asking::Agent => (proof.client_id.parse().map(Subject::Agent), "an instance"),
+            Asking::Operator => (proof.client_id.parse().map(Subject::Operator), "an operator"),
         };
         let tenant = proof.tenant.parse::<Tenant>();
-        if let Err(error) = &subject {
-            problems.push(format!("rejoin.client_id: {error}"));
+        if subject.is_err() {
+            problems.push(problem(ProblemCode::BadValue, "rejoin.client_id", format!("is not the id of {whose}")));
         }
-        if let Err(error) = &tenant {
-            problems.push(format!("rejoin.tenant: {error}"));
+        if tenant.is_err() {
+            problems.push(problem(ProblemCode::BadValue, "rejoin.tenant", "is not the name of a tenant"));
         }
         Some(Self {
             subject: subject.ok()?,
@@ -122,6 +126,12 @@ fn refused() -> Refusal {
     Refusal::unauthenticated("REJOIN_REFUSED", "the proof does not hold")
 }
 
+/// Nobody knows whose key it is while its record does not parse. Why it does not is for people on the inside.
+fn unreadable(id: InstanceId) -> Refusal {
+    let message = format!("the record of instance {id} cannot be read; have it restored, and retry");
+    Refusal::unavailable("NOT_READY", message)
+}
+
 async fn rejoin_agent(
     term: &Arc<Term>,
     id: InstanceId,
@@ -130,6 +140,9 @@ async fn rejoin_agent(
 ) -> Result<v1::RegisterClientResponse, Refusal> {
     let (known, dead) = {
         let state = term.world.lock();
+        if !state.entries.contains_key(&id) && state.unreadable(id, &proof.tenant).is_some() {
+            return Err(unreadable(id));
+        }
         let entry = state.entries.get(&id).ok_or_else(refused)?;
         let Facts::Durable(record) = &entry.facts else { return Err(refused()) };
         (record.value.clone(), is_dead(entry.seen))
@@ -264,7 +277,8 @@ fn judge_operator(it: &OperatorRecord, proof: &Proof, key: &PublicKey, now: Time
     proof.follows(it.rejoin.as_ref(), now)
 }
 
-fn is_in(pair: Option<&CertPair>, serial: &str) -> bool {
+/// Whether a certificate is one of the two that pass.
+pub(super) fn is_in(pair: Option<&CertPair>, serial: &str) -> bool {
     pair.is_some_and(|pair| std::iter::once(&pair.current).chain(&pair.previous).any(|cert| cert.serial == serial))
 }
 

@@ -7,6 +7,7 @@
 use std::{sync::Arc, time::Duration};
 
 use nstance_core::{
+    group::Desired,
     ids::{GroupRef, InstanceId},
     instance::{Addresses, Phase},
     time::Timestamp,
@@ -19,9 +20,12 @@ use prost::Message as _;
 use super::register::is_host;
 use crate::{
     events::{Reason, Tell},
-    metrics::{FieldLabels, Metrics, hosts::Machines},
+    metrics::{
+        FieldLabels, Metrics,
+        hosts::{Machines, Sizes},
+    },
     term::Term,
-    world::{Load, StreamId, counts_for},
+    world::{GroupState, Load, StreamId, counts_for},
 };
 
 const MAX_STAGES: usize = 64;
@@ -95,14 +99,15 @@ pub(super) fn take(
             known.report = Some(Arc::new(boot));
             known.is_new = true;
         }
-        if known.is_new && known.cached_at.is_none_or(|at| CACHE_PAUSE <= now.since(at)) {
-            known.is_new = false;
-            known.cached_at = Some(now);
-            write.clone_from(&known.report);
+        // The word that it failed may be the last. By what was written, not by what was said: one that takes it back and
+        // says it again would otherwise have us write all day.
+        let is_last_word = known.report.as_ref().is_some_and(|it| it.failed) && !known.cached_failed;
+        if is_last_word || known.cached_at.is_none_or(|at| CACHE_PAUSE <= now.since(at)) {
+            write = known.to_cache(now);
         }
     }
     if let Some(boot) = write {
-        term.shared.cache.put_boot(instance, boot.failed, boot.encode_to_vec(), now);
+        put(term, instance, &boot, now);
     }
     if let Some(boot) = failed {
         let stage = boot.stages.iter().rev().find(|stage| matches!(stage.state.as_str(), "failed" | "stalled"));
@@ -113,6 +118,19 @@ pub(super) fn take(
             None => tell,
         });
     }
+}
+
+/// Writes down what is not yet: whoever has spoken may never speak again.
+pub(super) fn flush(term: &Term, instance: InstanceId) {
+    let now = term.now();
+    let write = term.world.lock().entries.get_mut(&instance).and_then(|entry| entry.link.machine.boot.to_cache(now));
+    if let Some(boot) = write {
+        put(term, instance, &boot, now);
+    }
+}
+
+fn put(term: &Term, instance: InstanceId, boot: &v1::BootReport, now: Timestamp) {
+    term.shared.cache.put_boot(instance, boot.failed, boot.encode_to_vec(), now);
 }
 
 fn count(metrics: &Metrics, field: &'static str, is_cut: bool) {
@@ -133,7 +151,7 @@ fn clean(text: &str, max: usize, has_lines: bool) -> String {
 }
 
 /// A time that can be shown; from before 1970 or after 9999 there are none.
-fn at(time: Option<prost_types::Timestamp>) -> Option<prost_types::Timestamp> {
+pub(super) fn at(time: Option<prost_types::Timestamp>) -> Option<prost_types::Timestamp> {
     time.filter(|it| (0..=253_402_300_799).contains(&it.seconds) && (0..1_000_000_000).contains(&it.nanos))
 }
 
@@ -271,6 +289,18 @@ impl Machines for Term {
             Some((entry.instance().group.clone(), load))
         });
         loads.collect()
+    }
+
+    fn sizes(&self) -> Vec<(GroupRef, Sizes)> {
+        if self.tasks.is_stopping() {
+            return Vec::new();
+        }
+        let state = self.world.lock();
+        // A tombstone outlives its group by a day.
+        let is_gone =
+            |it: &GroupState| it.desired == Desired::Tombstoned && it.living.is_empty() && it.candidates.is_empty();
+        let sizes = state.groups.iter().filter(|(_, it)| !is_gone(it));
+        sizes.filter_map(|(group, it)| Some((group.clone(), it.shown?))).collect()
     }
 }
 

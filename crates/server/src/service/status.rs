@@ -201,8 +201,8 @@ pub fn instance(term: &Term, tenant: &Tenant, id: InstanceId) -> Option<v1::Inst
 /// How long a caller waits for a fresh look.
 const FRESH: Duration = Duration::from_secs(5);
 
-/// Has an instance's VM looked at if what is known of it is older than `max_age`. Whatever comes of the look, and be it
-/// nothing in time: what is known is shown with its time.
+/// Has an instance's VM looked at unless what is known of it is younger than `max_age`: with zero in any case. Whatever
+/// comes of the look, and be it nothing in time: what is known is shown with its time.
 pub async fn refresh(term: &Term, tenant: &Tenant, id: InstanceId, max_age: Duration) {
     let now = term.now();
     let vm = {
@@ -211,7 +211,7 @@ pub async fn refresh(term: &Term, tenant: &Tenant, id: InstanceId, max_age: Dura
         // What nobody has confirmed yet, or what is over, has no VM to look at.
         entry
             .filter(|entry| !matches!(entry.phase(), Phase::Pending | Phase::Failed | Phase::Deleted))
-            .filter(|entry| entry.seen_at.is_none_or(|at| max_age < now.since(at)))
+            .filter(|entry| entry.seen_at.is_none_or(|at| max_age <= now.since(at)))
             .map(|entry| entry.vm_ref())
     };
     if let Some(vm) = vm {

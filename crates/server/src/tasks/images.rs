@@ -137,7 +137,7 @@ fn take_in(term: &Term, cache: &Cache, name: &str, spec: &ImageSpec, answer: Res
         let change = state.images.answer(name, &query, answer, spec.fallback.as_deref(), now);
         if change.value {
             // A request that was refused with the old id may pass with the new one.
-            for it in state.groups.values_mut().filter(|it| it.images.contains(name)) {
+            for it in state.groups.values_mut().filter(|it| it.needs_image(name)) {
                 it.unblock(BlockKind::InvalidRequest);
                 it.revision += 1;
             }

@@ -41,7 +41,7 @@ pub struct Observer {
 /// A VM to look at, and who waits for the look.
 struct Wanted {
     vm: VmRef,
-    waiting: Vec<oneshot::Sender<()>>,
+    waiting: Vec<oneshot::Sender<Described>>,
 }
 
 impl Observer {
@@ -57,8 +57,8 @@ impl Observer {
         self.wake.notify_one();
     }
 
-    /// Has somebody look for a caller who waits. Resolves once the provider answered, or failed to.
-    pub fn ask(&self, vm: VmRef) -> oneshot::Receiver<()> {
+    /// Has somebody look for a caller who waits. Resolves with what the provider answered, or that it failed to.
+    pub fn ask(&self, vm: VmRef) -> oneshot::Receiver<Described> {
         let (told, looked) = oneshot::channel();
         let mut wanted = self.wanted.lock().unwrap_or_else(PoisonError::into_inner);
         let it = wanted.entry(vm.instance).or_insert_with(|| Wanted { vm, waiting: Vec::new() });
@@ -85,10 +85,11 @@ pub async fn work(term: Arc<Term>) {
             let term = term.clone();
             let scope = term.tasks.clone();
             scope.spawn_droppable("describe", async move {
-                look(&term, &vms).await;
-                for told in waiting.into_iter().flatten() {
-                    // Whoever waited may have given up.
-                    let _ = told.send(());
+                for (answer, waiting) in look(&term, &vms).await.into_iter().zip(waiting) {
+                    for told in waiting {
+                        // Whoever waited may have given up.
+                        let _ = told.send(answer.clone());
+                    }
                 }
             });
         }
@@ -100,7 +101,8 @@ pub async fn work(term: Arc<Term>) {
     }
 }
 
-async fn look(term: &Arc<Term>, vms: &[VmRef]) {
+/// One call for these, whose answers are taken in and handed on.
+async fn look(term: &Arc<Term>, vms: &[VmRef]) -> Vec<Described> {
     let (started, asked_at) = (term.world.clock().monotonic(), term.now());
     {
         let state = term.world.lock();
@@ -130,9 +132,10 @@ async fn look(term: &Arc<Term>, vms: &[VmRef]) {
         Some(error) => provider_failed(term, &error),
         None => provider_works(term),
     }
-    for (vm, answer) in vms.iter().zip(answers) {
+    for (vm, answer) in vms.iter().zip(&answers) {
         apply(term, vm.instance, answer, asked_at);
     }
+    answers
 }
 
 /// One provider call in the histogram.
@@ -144,7 +147,7 @@ pub fn observe_call(term: &Term, op: &'static str, started: nstance_core::time::
 }
 
 /// Takes one answer to a question of `asked_at` in and decides when to look again. It decides nothing else.
-fn apply(term: &Arc<Term>, instance: InstanceId, answer: Described, asked_at: Timestamp) {
+fn apply(term: &Arc<Term>, instance: InstanceId, answer: &Described, asked_at: Timestamp) {
     let now = term.now();
     let visibility = term.shared.provider.capabilities().visibility_delay;
     let mut state = term.world.lock();
@@ -158,7 +161,7 @@ fn apply(term: &Arc<Term>, instance: InstanceId, answer: Described, asked_at: Ti
     let (before, phase, group) = (entry.seen, entry.phase(), entry.instance().group.clone());
     let unmade = matches!(answer, Described::NotFound) && never_seen && phase == Phase::Pending && !is_fresh;
     let (seen, vm) = match answer {
-        Described::Vm(vm) => (vm.seen, Some(*vm)),
+        Described::Vm(vm) => (vm.seen, Some(vm.as_ref())),
         // A fresh VM may be invisible to its own provider for a while, even if the provider has shown it before (its
         // answer to the create did): then "not found" is no proof.
         Described::NotFound if is_fresh => (Seen::Unknown, None),
@@ -166,11 +169,11 @@ fn apply(term: &Arc<Term>, instance: InstanceId, answer: Described, asked_at: Ti
         Described::NotFound if unmade => (Seen::Unknown, None),
         Described::NotFound => (Seen::Gone, None),
         Described::Unknown(error) => {
-            tracing::warn!(%instance, error = %Chain(&error), "VM not described");
+            tracing::warn!(%instance, error = %Chain(error), "VM not described");
             (Seen::Unknown, None)
         }
     };
-    state.observe(instance, seen, vm.as_ref(), now);
+    state.observe(instance, seen, vm, now);
     let health = state.entries.get(&instance).map_or(Health::Starting, |entry| entry.health(&state, now));
     let Some(entry) = state.entries.get_mut(&instance) else { return };
     entry.describe.in_flight = false;
@@ -181,7 +184,8 @@ fn apply(term: &Arc<Term>, instance: InstanceId, answer: Described, asked_at: Ti
         .as_ref()
         .is_some_and(|notice| notice.action == "shutdown" && now.since(notice.at) < Duration::from_secs(10));
     entry.describe.due = next_look(seen, phase, health, entry.describe.tries, shutting_down, now);
-    if entry.describe.due.is_none() {
+    // A host on its way down was looked at twenty times: whoever comes after that is asked about soon again.
+    if entry.describe.due.is_none() || shutting_down {
         entry.describe.tries = 0;
     }
     if unmade && term.shared.provider.capabilities().create == CreateMode::RecordFirst {
@@ -190,7 +194,7 @@ fn apply(term: &Arc<Term>, instance: InstanceId, answer: Described, asked_at: Ti
         entry.absent_since = None;
     }
     drop(state);
-    exec::confirm_shown(term, vm.into_iter().collect());
+    exec::confirm_shown(term, vm.into_iter().cloned().collect());
     // The worker first: people are told while it plans.
     let died = is_dead(seen) && !is_dead(before);
     if died {

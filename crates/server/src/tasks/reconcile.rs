@@ -26,7 +26,7 @@ use tokio::{sync::Notify, time::Instant};
 use crate::{
     events::{Reason, Tell},
     exec,
-    metrics::Metrics,
+    metrics::hosts::Sizes,
     service::health,
     tasks::{rollouts, watch},
     term::Term,
@@ -118,7 +118,8 @@ pub async fn work(term: Arc<Term>, group: GroupRef, bell: Arc<Bell>) {
 }
 
 /// A pass in a hurry: replacements for the dead and the doomed are begun at once, and everything else is left to the
-/// next pass; so are rotations, for which a glance sees too little. Answers whether anything was begun.
+/// next pass: nobody goes by this one, so watchers need not be told before it who is ill, and for rotations a glance
+/// sees too little. Answers whether anything was begun.
 fn hurry(term: &Arc<Term>, group: &GroupRef) -> bool {
     let (.., mut plan) = decide(term, group, || term.world.glance(group));
     plan.actions.retain(|planned| matches!(planned.action, Action::Create { reason: CreateReason::Replacement }));
@@ -128,8 +129,6 @@ fn hurry(term: &Arc<Term>, group: &GroupRef) -> bool {
     for planned in plan.actions {
         exec::start(term, planned);
     }
-    // Watchers are told who is ill before it goes.
-    watch::passed(term, group);
     true
 }
 
@@ -169,16 +168,17 @@ fn pass(term: &Arc<Term>, group: &GroupRef) -> Duration {
         });
     }
     let creates = plan.actions.iter().any(|planned| matches!(planned.action, Action::Create { .. }));
+    // Watchers are told who is ill before it goes.
+    term.world.lock().judge_health(group, now);
     for planned in plan.actions {
         exec::start(term, planned);
     }
-    // Watchers are told who is ill before it goes.
     watch::passed(term, group);
     // People are told once the effects are on their way.
     tell_holds(term, group, &plan.holds);
     tell_silence(term, group, &snapshot);
     rollouts::tell(term, group, &snapshot, now);
-    show(&term.shared.metrics, group, &snapshot, now);
+    show(term, group, &snapshot, now);
     if !creates && plan.holds.is_empty() {
         // Nobody will be replaced for what was lost so far: a later loss must not be timed from an older one.
         if let Some(it) = term.world.lock().groups.get_mut(group) {
@@ -242,13 +242,16 @@ fn hold_is_told(hold: &Hold) -> bool {
     !matches!(hold.kind, HoldKind::InProgress | HoldKind::WaitingForDrain | HoldKind::WaitingForReplacement)
 }
 
-fn show(metrics: &Metrics, group: &GroupRef, snapshot: &Snapshot, now: Timestamp) {
+/// Notes how large the group is, for whoever asks.
+fn show(term: &Term, group: &GroupRef, snapshot: &Snapshot, now: Timestamp) {
     let Some(view) = snapshot.groups.get(group) else { return };
-    let labels = Metrics::group(group);
-    if let Desired::Known(size) = view.desired {
-        metrics.group_desired.get_or_create(&labels).set(i64::from(size));
-    }
     let counts = counts(&snapshot.shard, group, view, now);
-    metrics.group_actual.get_or_create(&labels).set(i64::from(counts.actual));
-    metrics.group_ready.get_or_create(&labels).set(i64::from(counts.ready));
+    let desired = match view.desired {
+        Desired::Known(size) => Some(size),
+        Desired::Tombstoned => Some(0),
+        Desired::Unknown => None,
+    };
+    if let Some(it) = term.world.lock().groups.get_mut(group) {
+        it.shown = Some(Sizes { desired, actual: counts.actual, ready: counts.ready });
+    }
 }

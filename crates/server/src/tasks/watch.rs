@@ -24,8 +24,6 @@ pub fn serve(term: &Arc<Term>) {
 
 /// A group's worker has looked at its group: whatever changed in it changed before.
 pub fn passed(term: &Term, group: &GroupRef) {
-    let now = term.now();
-    term.world.lock().judge_health(group, now);
     if term.watches.groups.is_followed(&group.tenant) {
         term.watches.group_memory.mark(group);
     }

@@ -128,11 +128,7 @@ impl State {
         if !self.brake_memory.counted.muted && !living.any(|entry| is_mute(entry)) {
             return BTreeSet::new();
         }
-        let is_overdue = |entry: &Entry| {
-            let link = &entry.link;
-            let due = link.last_seen.plus(link.interval.saturating_mul(2));
-            link.stream.is_some() && !link.interval.is_zero() && due <= now
-        };
+        let is_overdue = |entry: &Entry| entry.link.overdue_at().is_some_and(|at| at <= now);
         self.entries.iter().filter(|(_, entry)| is_overdue(entry)).map(|(id, _)| *id).collect()
     }
 

@@ -53,8 +53,10 @@ pub struct Link {
     pub stream: Option<StreamId>,
     /// Tells the open stream that a newer one took over.
     pub superseded: Option<CancellationToken>,
-    /// Receive time of the last report; at take-over, the take-over.
+    /// Receive time of the last report; before the first, of the registration; at take-over, the take-over.
     pub last_seen: Timestamp,
+    /// When it registered in this term, for then its stream is still to come. One that was adopted has had its time.
+    pub registered_at: Option<Timestamp>,
     pub reported: bool,
     pub interval: Duration,
     pub lost_at: Option<Timestamp>,
@@ -64,6 +66,20 @@ pub struct Link {
     pub notice: Option<Notice>,
     pub config_hash: String,
     pub machine: Machine,
+}
+
+impl Link {
+    /// Its agent has registered, and opens its stream next.
+    pub fn registered(&mut self, now: Timestamp) {
+        self.last_seen = now;
+        self.registered_at = Some(now);
+    }
+
+    /// When a report is overdue by a whole interval on a stream that looks open.
+    pub fn overdue_at(&self) -> Option<Timestamp> {
+        let awaits = self.stream.is_some() && !self.interval.is_zero();
+        awaits.then(|| self.last_seen.plus(self.interval.saturating_mul(2)))
+    }
 }
 
 /// When to look at the VM next.
@@ -121,6 +137,7 @@ impl Entry {
                 stream: None,
                 superseded: None,
                 last_seen: now,
+                registered_at: None,
                 reported: false,
                 interval,
                 lost_at: None,
@@ -194,19 +211,23 @@ impl Entry {
         }
     }
 
-    /// When an agent without a report counts as silent; `None` if only its stream's presence counts.
-    fn deadline(&self) -> Option<Timestamp> {
-        (!self.link.interval.is_zero()).then(|| self.link.last_seen.plus(self.link.interval.saturating_mul(3)))
+    /// When an agent without a report counts as silent. Of one that sends none only its stream counts: `None` while that
+    /// is there, and as long after its end as others have who told no interval.
+    fn deadline(&self, state: &State) -> Option<Timestamp> {
+        let (since, interval) = match self.link.interval {
+            Duration::ZERO if self.link.stream.is_some() => return None,
+            Duration::ZERO => (self.lost_since(state)?, state.health_check_interval),
+            told => (self.link.last_seen, told),
+        };
+        Some(since.plus(interval.saturating_mul(3)))
     }
 
     /// From when on a registered agent that is not connected counts as lost.
     fn lost_since(&self, state: &State) -> Option<Timestamp> {
         let judged = state.agents_since?.plus(RETURN_GRACE);
-        match self.link.lost_at {
-            Some(lost_at) => Some(lost_at),
-            // It has not been here in this term: it may be on its way back.
-            None => Some(judged),
-        }
+        // One that has not been here in this term may be on its way, back or for the first time.
+        let on_its_way = || self.link.registered_at.map_or(judged, |at| judged.max(at.plus(RETURN_GRACE)));
+        Some(self.link.lost_at.unwrap_or_else(on_its_way))
     }
 
     /// When an agent that announced its host's end, and went, is not expected back any more.
@@ -237,7 +258,7 @@ impl Entry {
         if let Some(since) = self.shut_down_at(state).filter(|at| *at <= now) {
             return Health::Silent { since };
         }
-        let late = self.deadline().filter(|deadline| *deadline <= now);
+        let late = self.deadline(state).filter(|deadline| *deadline <= now);
         if self.link.stream.is_some() {
             return match late {
                 Some(since) => Health::Silent { since },
@@ -255,14 +276,15 @@ impl Entry {
         }
     }
 
-    /// The next moment at which time alone changes this agent's health.
+    /// The next moment at which time alone changes this agent's health, or has its VM looked at.
     pub fn next_health_change(&self, state: &State, now: Timestamp) -> Option<Timestamp> {
         if !self.is_awaited() {
             return None;
         }
         let lost = if self.link.stream.is_none() { self.lost_since(state) } else { None };
         let ill = lost.map(|at| at.plus(LOST_IS_ILL_AFTER));
-        [self.deadline(), lost, ill, self.shut_down_at(state)].into_iter().flatten().filter(|at| now < *at).min()
+        let changes = [self.link.overdue_at(), self.deadline(state), lost, ill, self.shut_down_at(state)];
+        changes.into_iter().flatten().filter(|at| now < *at).min()
     }
 
     /// Whether somebody must look at its VM now.
@@ -270,10 +292,15 @@ impl Entry {
         if let Some(due) = self.describe.due {
             return due <= now;
         }
-        // A loss or silence nobody has looked into yet.
-        self.is_awaited()
-            && matches!(self.health(state, now), Health::Lost { .. } | Health::Silent { .. })
-            && self.seen_at.is_none_or(|at| at < self.trouble_since(state))
+        if !self.is_awaited() {
+            return false;
+        }
+        // A report that is overdue, a loss or a silence nobody has looked into yet.
+        let trouble_since = match self.health(state, now) {
+            Health::Lost { .. } | Health::Silent { .. } => Some(self.trouble_since(state)),
+            _ => self.link.overdue_at().filter(|at| *at <= now),
+        };
+        trouble_since.is_some_and(|since| self.seen_at.is_none_or(|at| at < since))
     }
 
     /// Whether its agent is expected to be there.
@@ -284,7 +311,7 @@ impl Entry {
 
     fn trouble_since(&self, state: &State) -> Timestamp {
         match self.link.stream {
-            Some(_) => self.deadline().unwrap_or(self.link.last_seen),
+            Some(_) => self.deadline(state).unwrap_or(self.link.last_seen),
             None => self.lost_since(state).unwrap_or(self.link.last_seen),
         }
     }

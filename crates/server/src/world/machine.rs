@@ -25,8 +25,19 @@ pub struct BlackBox {
     /// Not in the cache yet.
     pub is_new: bool,
     pub cached_at: Option<Timestamp>,
+    /// What is in the cache says that it failed.
+    pub cached_failed: bool,
     /// When its failure was told last.
     pub told_at: Option<Timestamp>,
+}
+
+impl BlackBox {
+    /// What is to be written to the cache now, if anything.
+    pub fn to_cache(&mut self, now: Timestamp) -> Option<Arc<v1::BootReport>> {
+        let report = self.report.clone().filter(|_| std::mem::take(&mut self.is_new))?;
+        (self.cached_at, self.cached_failed) = (Some(now), report.failed);
+        Some(report)
+    }
 }
 
 /// The figures of one report. Shares of one, and bytes per second.

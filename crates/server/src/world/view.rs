@@ -72,8 +72,14 @@ fn group_view(
     whom: &BTreeSet<InstanceId>,
     now: Timestamp,
 ) -> GroupView {
-    let instances: BTreeMap<InstanceId, InstanceView> =
-        whom.iter().filter_map(|id| Some((*id, instance_view(state, state.entries.get(id)?, now)))).collect();
+    // Not collected: that would fill one large piece of memory first, and have it grow, under the lock.
+    let mut instances = BTreeMap::new();
+    for id in whom {
+        if let Some(entry) = state.entries.get(id) {
+            instances.insert(*id, instance_view(state, entry, now));
+        }
+    }
+    let block_of_images = it.merged.as_ref().and_then(|merged| state.images.block(&merged.images));
     GroupView {
         desired: it.desired,
         infra_hash: it.infra_hash.clone(),
@@ -81,7 +87,7 @@ fn group_view(
         load_balancers: it.merged.as_ref().map(|merged| merged.load_balancers.clone()).unwrap_or_default(),
         rollout_paused: it.merged.as_ref().is_some_and(|merged| merged.rollout_paused),
         victims: it.victims.clone(),
-        create_blocks: it.active_blocks(now).into_iter().chain(state.images.block(&it.images)).collect(),
+        create_blocks: it.active_blocks(now).into_iter().chain(block_of_images).collect(),
         failures: it.failures.view(),
         window: window(state, it, now),
         instances,

@@ -232,8 +232,14 @@ impl Fleet {
 
     /// An agent tells that its machine will be taken away.
     pub async fn notice(&self, id: InstanceId, action: &str) {
+        self.notice_by(id, action, None).await;
+    }
+
+    /// The same, with the second at which it will be.
+    pub async fn notice_by(&self, id: InstanceId, action: &str, seconds: Option<i64>) {
         let reports = self.state().links.get(&id).expect("a connected agent").reports.clone();
-        let notice = v1::TerminationNotice { action: action.to_owned(), ..v1::TerminationNotice::default() };
+        let deadline = seconds.map(|seconds| prost_types::Timestamp { seconds, nanos: 0 });
+        let notice = v1::TerminationNotice { action: action.to_owned(), deadline, ..v1::TerminationNotice::default() };
         let report = v1::HealthReportRequest { termination_notice: Some(notice), ..report(id, v1::ReportKind::Notice) };
         reports.send(report).await.expect("an open stream");
     }

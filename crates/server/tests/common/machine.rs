@@ -19,6 +19,7 @@ use super::{LIMIT, fleet::Agent, fleet::report, wire::Line};
 /// What a batch brought.
 #[derive(Debug, Default)]
 pub struct Batch {
+    pub id: String,
     pub files: BTreeMap<String, Vec<u8>>,
     pub removed: BTreeSet<String>,
     pub hash: String,
@@ -40,6 +41,8 @@ pub struct Machine {
     pub client: AgentServiceClient<Channel>,
     pub session: String,
     pub hash: String,
+    /// The batch it committed last.
+    pub batch: String,
     pub keys: BTreeMap<String, KeyPair>,
     pub disk: BTreeMap<String, Vec<u8>>,
     /// Files that it cannot write, and why.
@@ -52,6 +55,26 @@ pub struct Machine {
     pub files: Streaming<v1::FileTransfer>,
     _line: Line,
     _calls: JoinSet<Result<(), Status>>,
+}
+
+/// A connection with a stream of reports on it.
+struct Link {
+    line: Line,
+    client: AgentServiceClient<Channel>,
+    reports: mpsc::Sender<v1::HealthReportRequest>,
+    calls: JoinSet<Result<(), Status>>,
+}
+
+impl Link {
+    async fn to(agent: &Agent, leader: &Leader) -> Self {
+        let line = agent.dial(&leader.advertised.agent).await.expect("the agent port");
+        let client = AgentServiceClient::new(line.channel.clone());
+        let (reports, receiver) = mpsc::channel(16);
+        let mut calls = JoinSet::new();
+        let mut calling = client.clone();
+        calls.spawn(async move { calling.report_health(ReceiverStream::new(receiver)).await.map(|_| ()) });
+        Self { line, client, reports, calls }
+    }
 }
 
 fn now() -> prost_types::Timestamp {
@@ -74,21 +97,43 @@ impl Machine {
         disk: BTreeMap<String, Vec<u8>>,
         reports_first: bool,
     ) -> Self {
-        let line = agent.dial(&leader.advertised.agent).await.expect("the agent port");
-        let client = AgentServiceClient::new(line.channel.clone());
-        let (reports, receiver) = mpsc::channel(16);
-        let mut calls = JoinSet::new();
-        let mut calling = client.clone();
-        calls.spawn(async move { calling.report_health(ReceiverStream::new(receiver)).await.map(|_| ()) });
+        let link = Link::to(&agent, leader).await;
         let session = format!("session-{}", data_encoding::HEXLOWER.encode(&super::random::<4>(&SystemEntropy::new())));
+        let machine = Self::on_link(agent, leader, link, session, hash, disk).await;
+        if reports_first {
+            machine.report(v1::ReportKind::First).await;
+        }
+        machine
+    }
+
+    /// The same agent on a connection of its own, in the same session: it reports, and opens its other streams once
+    /// `heard` is through.
+    pub async fn again(&self, leader: &Leader, heard: impl AsyncFnOnce()) -> Self {
+        let link = Link::to(&self.agent, leader).await;
+        link.reports.send(self.state(v1::ReportKind::First)).await.expect("an open stream");
+        heard().await;
+        let (agent, session, disk) = (self.agent.clone(), self.session.clone(), self.disk.clone());
+        Self { batch: self.batch.clone(), ..Self::on_link(agent, leader, link, session, &self.hash, disk).await }
+    }
+
+    async fn on_link(
+        agent: Agent,
+        leader: &Leader,
+        link: Link,
+        session: String,
+        hash: &str,
+        disk: BTreeMap<String, Vec<u8>>,
+    ) -> Self {
+        let Link { line, client, reports, calls } = link;
         let request = v1::AgentStreamRequest { session_id: session.clone(), ..v1::AgentStreamRequest::default() };
         let asks = client.clone().key_gen_requests(request.clone()).await.expect("a stream").into_inner();
         let files = client.clone().receive_files(request).await.expect("a stream").into_inner();
-        let machine = Self {
+        Self {
             agent,
             client,
             session,
             hash: hash.to_owned(),
+            batch: String::new(),
             keys: BTreeMap::new(),
             disk,
             broken: BTreeMap::new(),
@@ -99,11 +144,7 @@ impl Machine {
             files,
             _line: line,
             _calls: calls,
-        };
-        if reports_first {
-            machine.report(v1::ReportKind::First).await;
         }
-        machine
     }
 
     pub fn id(&self) -> InstanceId {
@@ -120,6 +161,7 @@ impl Machine {
             .map(|(name, status)| (name.clone(), v1::FileStatus { received: received(name), status: Some(status) }));
         v1::HealthReportRequest {
             config_hash: self.hash.clone(),
+            batch_id: self.batch.clone(),
             session_id: self.session.clone(),
             files: files.collect(),
             // Only its stream counts: time may leap without its being missed.
@@ -184,7 +226,7 @@ impl Machine {
                 );
                 if message.filename.is_empty() {
                     assert!(!message.config_hash.is_empty(), "it commits");
-                    batch.hash = message.config_hash;
+                    (batch.hash, batch.id) = (message.config_hash, message.batch_id);
                     return batch;
                 }
                 assert!(message.config_hash.is_empty(), "only the last message has a hash");
@@ -223,6 +265,7 @@ impl Machine {
         if whole {
             self.hash.clone_from(&batch.hash);
         }
+        self.batch.clone_from(&batch.id);
         self.report(v1::ReportKind::Change).await;
     }
 

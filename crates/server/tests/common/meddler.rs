@@ -71,7 +71,12 @@ impl Meddler {
 
     /// How often keys that contain this were put, those being held included.
     pub fn n_puts(&self, part_of_key: &str) -> usize {
-        self.puts.lock().expect("no panic").iter().filter(|key| key.contains(part_of_key)).count()
+        self.puts(part_of_key).len()
+    }
+
+    /// These keys, in the order of their puts.
+    pub fn puts(&self, part_of_key: &str) -> Vec<String> {
+        self.puts.lock().expect("no panic").iter().filter(|key| key.contains(part_of_key)).cloned().collect()
     }
 
     /// Whether a write waits.

@@ -15,9 +15,6 @@ use serde_json::json;
 
 use crate::common::{Shard, Site, fleet::Fleet, operator::Operator};
 
-/// How long a fake create takes.
-const CREATE: Duration = Duration::from_millis(500);
-
 /// Looks until it `holds`. Measurements of a thousand take longer than tests do.
 async fn within(limit: Duration, what: &str, mut holds: impl AsyncFnMut() -> bool) {
     let waited = tokio::time::timeout(limit, async {
@@ -37,12 +34,15 @@ pub struct ScaleUp {
     pub notices: Vec<Duration>,
     /// Creates of the scale-up under way when each notice was sent.
     pub under_way: Vec<usize>,
+    /// Creates of the scale-up that had ended when each replacement was asked for.
+    #[allow(dead_code, reason = "the example goes by the times alone")]
+    pub ended: Vec<usize>,
 }
 
-/// Brings a group from nothing to `size` while `n_notices` members of another are told, one after another, that they
-/// will be taken away.
-pub async fn scale_up(size: i32, n_notices: usize) -> ScaleUp {
-    let latencies = BTreeMap::from([(Op::Create, CREATE)]);
+/// Brings a group from nothing to `size`, with creates that take this long, while `n_notices` members of another are
+/// told, one after another, that they will be taken away.
+pub async fn scale_up(size: i32, n_notices: usize, create: Duration) -> ScaleUp {
+    let latencies = BTreeMap::from([(Op::Create, create)]);
     let site = Site::with(FakeOptions { latencies, ..FakeOptions::default() });
     let shard = Shard::start_on(site, 0, |config| {
         config["server"]["create_rate_limit"] = "0s".into();
@@ -72,7 +72,7 @@ pub async fn scale_up(size: i32, n_notices: usize) -> ScaleUp {
     let began = site.clock.monotonic();
     operator.client().upsert_group(request).await.expect("the scale-up");
     within(Duration::from_secs(20), "creates are under way", async || wanted.min(40) <= under_way()).await;
-    let (mut notices, mut busy) = (Vec::new(), Vec::new());
+    let (mut notices, mut busy, mut ended) = (Vec::new(), Vec::new(), Vec::new());
     for (n, id) in noticed.into_iter().enumerate() {
         busy.push(under_way());
         let sent = site.clock.monotonic();
@@ -80,14 +80,15 @@ pub async fn scale_up(size: i32, n_notices: usize) -> ScaleUp {
         let replacement = || of("calm").get(noticed_before(n_notices, n)).cloned();
         within(Duration::from_secs(20), "a replacement is asked for", async || replacement().is_some()).await;
         notices.extend(replacement().map(|call| call.mono.since(sent)));
+        ended.push(of("web").len() - under_way());
     }
-    within(Duration::from_secs(30), "the group is whole", async || {
+    within(Duration::from_secs(60), "the group is whole", async || {
         of("web").iter().filter(|call| call.answer == Some(Ok(()))).count() == wanted
             && n_confirmed(site, "web").await == wanted
     })
     .await;
     let whole_after = site.clock.monotonic().since(began);
-    ScaleUp { whole_after, notices, under_way: busy }
+    ScaleUp { whole_after, notices, under_way: busy, ended }
 }
 
 /// Where in the log of a group's creates the replacement for the nth notice stands.

@@ -144,10 +144,10 @@ async fn a_certificate_is_judged_at_every_request() {
     let error = soon(peers.ask(&server.addr, &plain(Election::Shard))).await.unwrap_err();
     assert!(error.message.contains("403 CERT_EXPIRED"), "{error}");
     // Who shows the next one is welcome without a restart: the question goes over a new line.
-    authority.show(authority.reissue(cluster.clock.now()).unwrap()).unwrap();
+    assert!(authority.show_renewed(authority.reissue(cluster.clock.now()).unwrap()).unwrap());
     let error = soon(peers.ask(&server.addr, &plain(Election::Shard))).await.unwrap_err();
     assert!(error.message.contains("TLS handshake"), "now the other side is the one that is late: {error}");
-    server.authority.show(server.authority.reissue(cluster.clock.now()).unwrap()).unwrap();
+    assert!(server.authority.show_renewed(server.authority.reissue(cluster.clock.now()).unwrap()).unwrap());
     soon(peers.ask(&server.addr, &plain(Election::Shard))).await.unwrap();
 }
 

@@ -36,6 +36,9 @@ async fn vms_come_back_as_they_were() {
         lines.sort();
         lines
     };
+    // The shell has a few variables fewer than what it becomes.
+    let comm = format!("/proc/{}/comm", before.process.unwrap().pid);
+    eventually("the agent is itself", async || fs::read_to_string(&comm).is_ok_and(|it| it == "sleep\n")).await;
     let old_environ = environ(before.process.unwrap());
 
     let off = power_off(&bench.work_dir(), GRACE).await.unwrap();

@@ -303,10 +303,8 @@ fn tell_mismatches(term: &Arc<Term>, delivery: &Delivery, instance: &Instance, j
 /// came first. Only asked about what provider and agent disagree on.
 fn is_taken(term: &Term, ours: &Instance, ip: IpAddr) -> bool {
     let advertised = &term.advertised;
-    let is_server = [&advertised.registration, &advertised.operator, &advertised.agent].into_iter().any(|address| {
-        let host = address.rsplit_once(':').map_or(address.as_str(), |(host, _)| host);
-        is_ip(host.trim_matches(['[', ']']), ip)
-    });
+    let advertised = [&advertised.registration, &advertised.operator, &advertised.agent];
+    let is_server = is_servers(ip, &term.shared.authority.own_certificate().sans, advertised);
     let network = term.applied().config.server.leader_network.as_ref().is_some_and(|it| it.ip == ip);
     let came_first = |it: &Instance| match (&it.registration, &ours.registration) {
         (Some(theirs), Some(ours)) => theirs.at < ours.at,
@@ -325,6 +323,33 @@ fn is_taken(term: &Term, ours: &Instance, ip: IpAddr) -> bool {
     is_server || network || term.world.lock().entries.iter().any(|(id, entry)| is_others(id, entry))
 }
 
+/// Whether an address is a server's: told to its clients, or in the certificate it shows. There stands every address by
+/// which it may be dialled, be it bound, floating or named in the config for all servers.
+fn is_servers(ip: IpAddr, shown: &[String], advertised: [&String; 3]) -> bool {
+    let host = |address: &str| is_ip(address.rsplit_once(':').map_or(address, |it| it.0).trim_matches(['[', ']']), ip);
+    shown.iter().filter_map(|name| name.strip_prefix("IP:")).any(|address| is_ip(address, ip))
+        || advertised.into_iter().any(|address| host(address))
+}
+
 fn is_ip(text: &str, ip: IpAddr) -> bool {
     text.parse::<IpAddr>().is_ok_and(|it| it.to_canonical() == ip)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn no_address_of_a_server_is_left_for_a_machine() {
+        let shown = ["DNS:localhost", "IP:10.0.0.5", "IP:fd00::5", "URI:spiffe://10.0.0.7"].map(str::to_owned);
+        let advertised = ["10.0.0.6:8992", "[fd00::6]:8993", "leader.example:8994"].map(str::to_owned);
+        let [registration, operator, agent] = &advertised;
+        let is_servers = |ip: &str| is_servers(ip.parse().unwrap(), &shown, [registration, operator, agent]);
+        for ip in ["10.0.0.5", "fd00::5", "10.0.0.6", "fd00::6"] {
+            assert!(is_servers(ip), "{ip}");
+        }
+        for ip in ["10.0.0.7", "10.0.0.50", "fd00::7"] {
+            assert!(!is_servers(ip), "{ip}");
+        }
+    }
 }

@@ -1,8 +1,12 @@
 //! What an instance is owed, decided from facts alone: what its template asks for, what its agent shows, what we sent.
 //!
 //! A report shows of a file only when it was written, or why it was not, and one hash for all of them. So what is sent
-//! is remembered by its content, for the term. After a take-over nothing is remembered: what the hash vouches for is
-//! taken as it is, and what no hash covers (secrets, objects) is sent once more; an agent leaves equal bytes alone.
+//! is remembered by its content, for the term, and counts as lost with its stream until a report names its batch.
+//!
+//! After a take-over nothing is remembered. What the hash vouches for is taken as it is. What it says nothing about
+//! (secrets, objects, where the leader and the machine are, images) is sent once more; an agent leaves equal bytes
+//! alone. Certificates are taken as they are although names in them may be others by now: to send them once more is to
+//! sign for the whole fleet at every take-over, and a renewal brings the names.
 
 use std::{
     collections::{BTreeMap, BTreeSet},
@@ -27,9 +31,6 @@ const MAX_WAIT: Duration = Duration::from_secs(600);
 
 /// What no hash covers (secrets, objects, addresses) is compared anew this often. Nobody tells us of their change.
 pub const RECHECK: Duration = Duration::from_secs(300);
-
-/// A report that comes this long after a batch was sent was made after it.
-const CROSSING: Duration = Duration::from_secs(5);
 
 /// The wait after so many tries: `base`, doubled with each.
 pub fn wait(base: Duration, tries: u32) -> Duration {
@@ -62,17 +63,23 @@ impl Wanted {
         }
     }
 
-    /// When a certificate that was written then has a third of its life left.
-    fn renewal_of_one_from(&self, spec: &FileSpec, written: Timestamp) -> Option<Timestamp> {
+    /// When a certificate that was written then has a third of its life left. The machine's clock tells when that was:
+    /// ahead of ours, it would put the renewal beyond the end.
+    fn renewal_of_one_from(&self, spec: &FileSpec, written: Timestamp, now: Timestamp) -> Option<Timestamp> {
         let FileSpec::Certificate { template, .. } = spec else { return None };
         let ttl = self.merged.certificates.get(template)?.ttl;
-        Some(written.plus(ttl * 2 / 3))
+        Some(written.min(now).plus(ttl * 2 / 3))
     }
 }
 
-/// Whether the runtime hash says nothing about the content.
-pub fn is_unhashed(spec: &FileSpec) -> bool {
-    matches!(spec, FileSpec::Secret { .. } | FileSpec::Storage { .. })
+/// What the hash of an agent says of a file that we did not send.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Word {
+    /// It is as it should be.
+    Vouches,
+    Nothing,
+    /// Nothing, and we cannot make a better one yet.
+    Waits,
 }
 
 /// One file as an agent shows it.
@@ -88,6 +95,8 @@ pub struct Reported {
     pub session: String,
     /// Empty if the agent has none.
     pub hash: String,
+    /// The last batch that it has committed; empty if the agent has begun anew since.
+    pub batch: String,
     pub files: BTreeMap<String, Shown>,
     /// Files that lie there as the agent wrote them for a server, be it an earlier leader. All others are not ours.
     pub received: BTreeSet<String>,
@@ -144,22 +153,29 @@ impl Tries {
     }
 }
 
+/// A batch on its way, and the files in it.
+struct Sent {
+    batch: String,
+    names: BTreeSet<String>,
+}
+
 /// What we remember of the files of one instance; it ends with the term.
 #[derive(Default)]
 pub struct Memory {
     pub known: BTreeMap<String, Known>,
     /// Nobody knows what the agent has under these names: they are sent whatever a report shows.
     doubtful: BTreeSet<String>,
-    /// Sent, and no report since.
-    unproven: BTreeSet<String>,
-    sent_at: Option<Timestamp>,
+    /// Sent on this stream, and no report names them or a later one. A file is in the last that bore it.
+    unproven: Vec<Sent>,
     /// What was asked for when something was sent last.
     sent_for: Option<String>,
     tries: BTreeMap<String, Tries>,
-    /// The errors that were told, with the try they belong to.
-    told: BTreeMap<String, (Timestamp, String)>,
+    /// Files whose error was told, with the try it belongs to.
+    told: BTreeMap<String, Timestamp>,
     /// Left the template; the agent may still have them.
     left: BTreeSet<String>,
+    /// Not in the template, and the agent has them from a server, as its last report says.
+    stale: BTreeSet<String>,
     /// What the template asked for when we looked last.
     names: BTreeSet<String>,
     /// Nothing was sent yet on the stream that is open.
@@ -167,6 +183,10 @@ pub struct Memory {
     /// The hash for which all contents were compared on the stream that is open, and when.
     checked_for: Option<String>,
     checked_at: Option<Timestamp>,
+    /// The provider has shown in this term where the machine is.
+    is_located: bool,
+    /// A file waits for that.
+    awaits_place: bool,
     /// Contents are to be compared again, and the batch that is being made may not know.
     changed: bool,
     /// The hash that a batch said was reached.
@@ -210,9 +230,9 @@ impl Memory {
         self.checked_at = Some(now);
     }
 
-    /// The stream is over. What it bore last may have been lost with it.
+    /// The stream is over, or its agent has begun anew elsewhere. What it bore last may have been lost with it.
     pub fn closed(&mut self) {
-        for name in std::mem::take(&mut self.unproven) {
+        for name in self.unproven.drain(..).flat_map(|it| it.names) {
             self.known.remove(&name);
             self.doubtful.insert(name);
         }
@@ -223,6 +243,14 @@ impl Memory {
     pub fn look_again(&mut self) {
         self.checked_for = None;
         self.changed = true;
+    }
+
+    /// The provider shows where the machine is. Until then its record tells, which may be older than its address.
+    pub fn located(&mut self) {
+        self.is_located = true;
+        if std::mem::take(&mut self.awaits_place) {
+            self.look_again();
+        }
     }
 
     /// A batch is made from what is known now. What changes from here on is for the next one.
@@ -237,19 +265,40 @@ impl Memory {
             self.left.insert(name.clone());
             self.known.remove(name);
             self.doubtful.remove(name);
+            for sent in &mut self.unproven {
+                sent.names.remove(name);
+            }
             self.tries.remove(name);
             self.told.remove(name);
         }
-        self.left.extend(report.into_iter().flat_map(|it| it.received.iter().cloned()));
-        self.left.retain(|name| !names.contains(name));
+        // Only what the last report says: one that names others each time would otherwise fill our memory.
+        if let Some(report) = report {
+            self.stale.clone_from(&report.received);
+        }
+        for gone in [&mut self.left, &mut self.stale] {
+            gone.retain(|name| !names.contains(name));
+        }
         self.names = names;
     }
 
+    /// Whether nothing is under way: a report that says what the last one said changes nothing then.
+    pub fn is_settled(&self) -> bool {
+        let Self { doubtful, unproven, tries, left, stale, awaits_place, changed, drift, .. } = self;
+        doubtful.is_empty()
+            && unproven.is_empty()
+            && tries.is_empty()
+            && left.is_empty()
+            && stale.is_empty()
+            && !awaits_place
+            && !changed
+            && *drift == Tries::default()
+    }
+
     /// A report came. Answers the errors in it that nobody was told of.
-    pub fn reported(&mut self, report: &Reported, is_change: bool, now: Timestamp) -> Vec<(String, String)> {
-        let may_cross = self.sent_at.is_some_and(|at| now < at.plus(CROSSING));
-        if is_change || !may_cross {
-            self.unproven.clear();
+    pub fn reported(&mut self, report: &Reported, now: Timestamp) -> Vec<(String, String)> {
+        // Whatever else it shows may be from before the batch. Those of one stream arrive in their order.
+        if let Some(at) = self.unproven.iter().position(|it| it.batch == report.batch) {
+            self.unproven.drain(..=at);
         }
         if self.completed.as_ref() == Some(&report.hash) {
             self.drift = Tries::default();
@@ -260,21 +309,42 @@ impl Memory {
             tries.arrived |= matches!(report.files.get(name), Some(Shown::Written(_)));
             !tries.arrived || now < tries.next || self.doubtful.contains(name)
         });
-        self.left.retain(|name| report.files.contains_key(name) || may_cross);
+        // One that never names a batch is believed by the hash, which comes with the last one: else nothing is ever gone.
+        let by_hash = report.batch.is_empty() && self.completed.as_ref() == Some(&report.hash);
+        let is_after = self.unproven.is_empty() || by_hash;
+        for gone in [&mut self.left, &mut self.stale] {
+            gone.retain(|name| report.files.contains_key(name) || !is_after);
+        }
         let mut errors = Vec::new();
         for name in &self.names {
             let Some(Shown::Failed(why)) = report.files.get(name) else { continue };
-            let told = (self.tries.get(name).map_or(AT_ONCE, |it| it.next), why.clone());
-            if self.told.get(name) != Some(&told) {
+            // Once for each try, whatever the words: an agent that finds others every time would drown all other events.
+            let the_try = self.tries.get(name).map_or(AT_ONCE, |it| it.next);
+            if self.told.insert(name.clone(), the_try) != Some(the_try) {
                 errors.push((name.clone(), why.clone()));
-                self.told.insert(name.clone(), told);
             }
         }
         errors
     }
 
+    fn word(&self, wanted: &Wanted, name: &str) -> Word {
+        match wanted.merged.unhashed.get(name) {
+            None => Word::Vouches,
+            // One without an address in the place of one that has it would be worse than an old one.
+            Some(unhashed) if unhashed.place && !self.is_located => Word::Waits,
+            Some(_) => Word::Nothing,
+        }
+    }
+
     /// When this file is due; `None` if nothing is known to be wrong with it. What was tried lately waits.
-    fn due(&self, wanted: &Wanted, name: &str, spec: &FileSpec, report: Option<&Reported>) -> Option<Timestamp> {
+    fn due(
+        &self,
+        wanted: &Wanted,
+        name: &str,
+        spec: &FileSpec,
+        report: Option<&Reported>,
+        now: Timestamp,
+    ) -> Option<Timestamp> {
         let next_try = Some(self.tries.get(name).map_or(AT_ONCE, |it| it.next));
         if self.doubtful.contains(name) {
             return next_try;
@@ -285,9 +355,11 @@ impl Memory {
         match (shown, known) {
             (Some(None | Some(Shown::Failed(_))), _) => next_try,
             (_, Some(known)) => known.renew_at,
-            (Some(Some(Shown::Written(at))), None) if has_hash && !is_unhashed(spec) => {
-                wanted.renewal_of_one_from(spec, *at)
-            }
+            (Some(Some(Shown::Written(at))), None) if has_hash => match self.word(wanted, name) {
+                Word::Vouches => wanted.renewal_of_one_from(spec, *at, now),
+                Word::Nothing => next_try,
+                Word::Waits => None,
+            },
             (_, None) => next_try,
         }
     }
@@ -307,7 +379,7 @@ impl Memory {
             if !Wanted::is_ready(spec, held) {
                 continue;
             }
-            let Some(due) = self.due(wanted, name, spec, report) else { continue };
+            let Some(due) = self.due(wanted, name, spec, report, now) else { continue };
             if due <= now {
                 order.names.insert(name.clone());
             } else {
@@ -367,18 +439,26 @@ impl Memory {
         }
         let Some(spec) = wanted.merged.files.get(name) else { return false };
         let vouched = report.filter(|it| it.hash == wanted.hash).and_then(|it| it.files.get(name));
-        let Some(Shown::Written(at)) = vouched.filter(|_| !self.doubtful.contains(name) && !is_unhashed(spec)) else {
-            return true;
-        };
-        // A take-over: the agent's hash vouches for it, and from now on we know it.
-        let renew_at = wanted.renewal_of_one_from(spec, *at);
-        self.known.insert(name.to_owned(), Known { print, renew_at });
-        false
+        let Some(Shown::Written(at)) = vouched.filter(|_| !self.doubtful.contains(name)) else { return true };
+        // A take-over.
+        match self.word(wanted, name) {
+            Word::Vouches => {
+                // From now on we know it.
+                let renew_at = wanted.renewal_of_one_from(spec, *at, now);
+                self.known.insert(name.to_owned(), Known { print, renew_at });
+                false
+            }
+            Word::Nothing => true,
+            Word::Waits => {
+                self.awaits_place = true;
+                false
+            }
+        }
     }
 
     /// Files that left the template, to be removed.
     pub fn left(&self) -> BTreeSet<String> {
-        self.left.clone()
+        &self.left | &self.stale
     }
 
     /// A file is to be sent and does not fit into this batch: it is due at once.
@@ -402,7 +482,7 @@ impl Memory {
         let has_hash = report.is_some_and(|it| it.hash == wanted.hash);
         wanted.merged.files.keys().all(|name| {
             let written = report.map(|it| matches!(it.files.get(name), Some(Shown::Written(_))));
-            let arrived = written.unwrap_or(true) || self.unproven.contains(name);
+            let arrived = written.unwrap_or(true) || self.unproven.iter().any(|it| it.names.contains(name));
             let known = self.known.contains_key(name) && arrived;
             let vouched = has_hash && written == Some(true);
             sent.contains_key(name) || (!self.doubtful.contains(name) && (known || vouched))
@@ -424,14 +504,26 @@ impl Memory {
     }
 
     /// A batch was handed over, its commit included.
-    pub fn sent(&mut self, sent: BTreeMap<String, Known>, wanted: &Wanted, complete: bool, now: Timestamp) {
+    pub fn sent(
+        &mut self,
+        batch: &str,
+        sent: BTreeMap<String, Known>,
+        wanted: &Wanted,
+        complete: bool,
+        now: Timestamp,
+    ) {
+        let names: BTreeSet<String> = sent.keys().cloned().collect();
+        // Without what comes again, and without those of which nothing is left: an agent that names none fills no memory.
+        for earlier in &mut self.unproven {
+            earlier.names.retain(|name| !names.contains(name));
+        }
+        self.unproven.retain(|earlier| !earlier.names.is_empty());
+        self.unproven.push(Sent { batch: batch.to_owned(), names });
         for (name, known) in sent {
             self.tried(&name, now);
             self.doubtful.remove(&name);
-            self.unproven.insert(name.clone());
             self.known.insert(name, known);
         }
-        self.sent_at = Some(now);
         self.sent_for = Some(wanted.hash.clone());
         if !complete {
             self.completed = None;

@@ -102,12 +102,16 @@ impl Delivery {
     pub fn reported(&self, report: &v1::HealthReportRequest, now: Timestamp) -> Vec<(String, String)> {
         let reported = Arc::new(read(report));
         let mut state = self.lock();
-        let errors = state.memory.reported(&reported, report.kind() == v1::ReportKind::Change, now);
+        // Nearly all say what the one before said, of files that are all there: nobody need look for that.
+        let is_news = state.reported.as_ref() != Some(&reported) || !state.memory.is_settled();
+        let errors = state.memory.reported(&reported, now);
         if state.reported.as_ref().is_some_and(|before| before.addresses != reported.addresses) {
             state.memory.look_again();
         }
-        state.reported = Some(reported);
-        state.wake(&[Stream::Files]);
+        if is_news {
+            state.reported = Some(reported);
+            state.wake(&[Stream::Files]);
+        }
         errors
     }
 }
@@ -141,6 +145,15 @@ impl State {
     }
 }
 
+impl Opened {
+    /// What is remembered, as long as it is this stream's to change. A newer one has its own idea of what arrived.
+    pub fn own(&self) -> Option<MutexGuard<'_, State>> {
+        // Under the lock: it is held while a newer one takes over.
+        let state = self.delivery.lock();
+        (!self.superseded.is_cancelled()).then_some(state)
+    }
+}
+
 impl Drop for Opened {
     fn drop(&mut self) {
         let mut state = self.delivery.lock();
@@ -169,6 +182,7 @@ fn read(report: &v1::HealthReportRequest) -> Reported {
     Reported {
         session: report.session_id.chars().take(MAX_ERROR).collect(),
         hash: report.config_hash.chars().take(MAX_ERROR).collect(),
+        batch: report.batch_id.chars().take(MAX_ERROR).collect(),
         // Ordered before it is cut: what is kept must not depend on the order of a map.
         files: files.collect::<BTreeMap<_, _>>().into_iter().take(MAX_FILES).collect(),
         received: received.collect::<BTreeSet<_>>().into_iter().take(MAX_FILES).collect(),
@@ -178,5 +192,48 @@ fn read(report: &v1::HealthReportRequest) -> Reported {
             hostname: said(&report.hostname),
             fqdn: said(&report.fqdn),
         },
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use futures::FutureExt as _;
+
+    use super::*;
+
+    const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
+
+    fn report(hash: &str) -> v1::HealthReportRequest {
+        v1::HealthReportRequest { config_hash: hash.to_owned(), ..v1::HealthReportRequest::default() }
+    }
+
+    #[test]
+    fn a_stream_that_was_superseded_changes_nothing_any_more() {
+        let delivery = Arc::new(Delivery::default());
+        let older = delivery.open(Stream::Files, NOW);
+        assert!(older.own().is_some());
+        let newer = delivery.open(Stream::Files, NOW);
+        assert!(older.own().is_none());
+        drop(older);
+        assert!(newer.own().is_some());
+    }
+
+    #[test]
+    fn only_a_report_that_says_something_new_wakes_the_stream_of_files() {
+        let delivery = Arc::new(Delivery::default());
+        let stream = delivery.open(Stream::Files, NOW);
+        let wakes = |report: &v1::HealthReportRequest| {
+            delivery.reported(report, NOW);
+            stream.wake.notified().now_or_never().is_some()
+        };
+        assert!(wakes(&report("a")), "the first");
+        assert!(!wakes(&report("a")), "the same");
+        assert!(wakes(&report("b")), "another hash");
+        assert!(wakes(&v1::HealthReportRequest { session_id: "2".to_owned(), ..report("b") }), "another session");
+        let moved = v1::HealthReportRequest { session_id: "2".to_owned(), hostname: "moved".to_owned(), ..report("b") };
+        assert!(wakes(&moved), "another name");
+        assert!(wakes(&moved), "nobody has looked at what follows from the name");
+        delivery.lock().memory.begun();
+        assert!(!wakes(&moved));
     }
 }
