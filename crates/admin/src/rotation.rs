@@ -219,6 +219,9 @@ impl Rotation {
     /// Whether a step comes in its order, and its keys are there; whom it cuts off is another matter.
     pub async fn may(&self, step: Step) -> Result<(), RotationError> {
         let stored = self.read().await?;
+        if matches!(step, Step::Retire | Step::Abort) && !self.leftovers(&stored).await?.is_empty() {
+            return Ok(());
+        }
         stored.must_allow(step)?;
         match step {
             Step::Start => self.key_of(stored.bundle.issuer()).await.map(drop),
@@ -254,10 +257,14 @@ impl Rotation {
         .await
     }
 
-    /// Takes the trust of the old CA away: `[B, A]` becomes `[B]`, and the key of A is no more.
+    /// Takes the trust of the old CA away: `[B, A]` becomes `[B]`, and the key of A is no more. Asked for again, it
+    /// deletes what an attempt that broke off has left.
     pub async fn retire(&self, force: bool) -> Result<Done, RotationError> {
         self.under_lease(async {
             let stored = self.read().await?;
+            if let Some(done) = self.sweep(&stored).await? {
+                return Ok(done);
+            }
             stored.must_allow(Step::Retire)?;
             let [new, old] = stored.both()?;
             let cut_off = settle("retire the old CA", self.holders(&stored).await?, force)?;
@@ -268,10 +275,13 @@ impl Rotation {
         .await
     }
 
-    /// Back to `[A]`, while the new CA has issued nothing.
+    /// Back to `[A]`, while the new CA has issued nothing. Asked for again, it deletes what is left, as retiring does.
     pub async fn abort(&self) -> Result<Done, RotationError> {
         self.under_lease(async {
             let stored = self.read().await?;
+            if let Some(done) = self.sweep(&stored).await? {
+                return Ok(done);
+            }
             stored.must_allow(Step::Abort)?;
             let [old, new] = stored.both()?;
             let done = self.put(&stored, &[old.pem()], Vec::new()).await?;
@@ -388,11 +398,57 @@ impl Rotation {
         for name in [ca_key_secret(&ca.fingerprint), CA_KEY_SECRET.to_owned()] {
             let key = read_key(self.secrets.as_ref(), &name).await?;
             if key.is_some_and(|key| key.public_key() == ca.public_key) {
-                let deleted = self.secrets.delete(&name).await;
-                deleted.map_err(|source| RotationError::Store { what: name, source })?;
+                self.delete(name).await?;
             }
         }
         Ok(())
+    }
+
+    async fn delete(&self, name: String) -> Result<(), RotationError> {
+        let deleted = self.secrets.delete(&name).await;
+        deleted.map_err(|source| RotationError::Store { what: name, source })
+    }
+
+    /// Deletes what rotations that broke off after their last put have left. `None` if that is nothing.
+    async fn sweep(&self, stored: &Stored) -> Result<Option<Done>, RotationError> {
+        let leftovers = self.leftovers(stored).await?;
+        if leftovers.is_empty() {
+            return Ok(None);
+        }
+        for name in leftovers {
+            tracing::info!(name, "key of a CA that nobody trusts is deleted");
+            self.delete(name).await?;
+        }
+        let bundle = stored.bundle.certificates().iter().map(|it| it.fingerprint.clone()).collect();
+        Ok(Some(Done { bundle, cut_off: Vec::new() }))
+    }
+
+    /// Secrets with keys of CAs that are not in the bundle, while no rotation is under way. Secrets cannot be listed:
+    /// the names are those of the first CA and of all that the log knows.
+    async fn leftovers(&self, stored: &Stored) -> Result<Vec<String>, RotationError> {
+        if stored.stage != Stage::Settled {
+            return Ok(Vec::new());
+        }
+        // Where the key in use is missing, what is there may be somebody's attempt to restore it.
+        match self.key_of(stored.bundle.issuer()).await {
+            Ok(_) => {}
+            Err(RotationError::KeyLost { .. }) => return Ok(Vec::new()),
+            Err(error) => return Err(error),
+        }
+        let is_trusted =
+            |key: &KeyPair| stored.bundle.certificates().iter().any(|ca| ca.public_key == key.public_key());
+        let mut found = Vec::new();
+        for fingerprint in self.census().await?.issuers() {
+            let name = ca_key_secret(fingerprint);
+            let key = read_key(self.secrets.as_ref(), &name).await?;
+            if key.is_some_and(|key| key.fingerprint() == *fingerprint && !is_trusted(&key)) {
+                found.push(name);
+            }
+        }
+        if read_key(self.secrets.as_ref(), CA_KEY_SECRET).await?.is_some_and(|key| !is_trusted(&key)) {
+            found.push(CA_KEY_SECRET.to_owned());
+        }
+        Ok(found)
     }
 }
 
@@ -423,3 +479,6 @@ impl Stored {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

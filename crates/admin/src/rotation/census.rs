@@ -26,6 +26,8 @@ pub(super) struct Census {
     operators: BTreeMap<String, CertFact>,
     /// The last certificate of each subject and name in the log, but for CAs' and those of whom is gone.
     logged: BTreeMap<(String, String), LoggedCertificate>,
+    /// Fingerprints of all CAs that the log tells of.
+    issuers: BTreeSet<String>,
     /// What could not be read may be of anybody.
     unreadable: Vec<String>,
 }
@@ -57,6 +59,7 @@ impl Census {
         }
         log.sort_by_key(|entry| entry.issued_at);
         for entry in log {
+            census.issuers.extend(entry.certificates.iter().map(|it| it.issuer.clone()));
             let is_instance = entry.subject_id.parse::<InstanceId>().is_ok();
             // What an instance held went with its VM, and an operator's ends with its record.
             let is_gone = gone.contains(&entry.subject_id)
@@ -101,6 +104,10 @@ impl Census {
             }
             Err(_) => false,
         }
+    }
+
+    pub(super) fn issuers(&self) -> &BTreeSet<String> {
+        &self.issuers
     }
 
     pub(super) fn n_agents(&self) -> usize {

@@ -123,7 +123,11 @@ fn is_reached(goal: &Goal, picture: &Picture) -> bool {
 }
 
 fn is_whole(group: &GroupStatus) -> bool {
-    group.actual_size == group.size && group.ready_size == group.size && group.draining_size == 0 && !group.deleting
+    has_all(group) && group.draining_size == 0 && !group.deleting
+}
+
+fn has_all(group: &GroupStatus) -> bool {
+    group.actual_size == group.size && group.ready_size == group.size
 }
 
 /// What ends the waiting without the goal.
@@ -176,16 +180,19 @@ pub(crate) fn standing(
         vec![format!("{}/{} ready", group.ready_size, group.size)]
     };
     let with = |status: &str| instances.iter().filter(|it| it.status == status).count();
-    let booting = instances.iter().filter(|it| it.status == "provisioning");
-    if let n @ 1.. = booting.clone().count() {
-        let stage = booting.clone().find_map(|it| stage(it, clocks, now)).map(|it| format!(" ({it})"));
-        parts.push(format!("{n} booting{}", stage.unwrap_or_default()));
+    let count = |n: usize, word: &str| (0 < n).then(|| format!("{n} {word}"));
+    // Groups and instances come over streams of their own: who is still on the way in one has arrived in the other.
+    if !has_all(group) {
+        let well = instances.iter().filter(|it| it.status == "running" && it.health != "unhealthy").count();
+        let ready = usize::try_from(group.ready_size).unwrap_or_default();
+        parts.extend(count(well.saturating_sub(ready), "registered"));
+        let mut booting = instances.iter().filter(|it| it.status == "provisioning");
+        let stage = booting.find_map(|it| stage(it, clocks, now)).map(|it| format!(" ({it})"));
+        parts.extend(count(with("provisioning"), &format!("booting{}", stage.unwrap_or_default())));
+        parts.extend(count(with("pending"), "creating"));
     }
-    for (n, word) in [(with("pending"), "creating"), (with("draining"), "draining"), (with("deleting"), "deleting")] {
-        if 0 < n {
-            parts.push(format!("{n} {word}"));
-        }
-    }
+    parts.extend(count(with("draining"), "draining"));
+    parts.extend(count(with("deleting"), "deleting"));
     if 0 < group.unhealthy_size {
         parts.push(format!("{} unhealthy", group.unhealthy_size));
     }
@@ -269,6 +276,25 @@ mod tests {
         board.take(told("a", Some(leaving), vec![instance("i0", "draining")]), NOW);
         assert_eq!(board.state(), State::Open, "somebody still leaves");
         board.take(told("a", Some(group(5, 5, 5)), vec![]), NOW);
+        assert_eq!(board.state(), State::Reached);
+    }
+
+    /// The words of an instance and of its group come one after the other, in any order.
+    #[test]
+    fn no_line_is_told_twice_on_the_way_to_ready() {
+        let mut board = Board::new(Goal::Whole("workers".into()), &["a".into()]);
+        let mut lines = |sizes: (i32, i32), statuses: &[&str]| {
+            let mut all = vec![instance("i1", "running")];
+            all.extend(statuses.iter().map(|status| instance("i2", status)));
+            board.take(told("a", Some(group(2, sizes.0, sizes.1)), all), NOW).states
+        };
+        assert_eq!(lines((1, 1), &[]), ["workers  a  1/2 ready"]);
+        assert_eq!(lines((1, 2), &[]), [""; 0]);
+        assert_eq!(lines((1, 2), &["pending"]), ["workers  a  1/2 ready  1 creating"]);
+        assert_eq!(lines((1, 2), &["provisioning"]), ["workers  a  1/2 ready  1 booting"]);
+        assert_eq!(lines((1, 2), &["running"]), ["workers  a  1/2 ready  1 registered"]);
+        assert_eq!(lines((2, 2), &["running"]), ["workers  a  2/2 ready"]);
+        assert_eq!(lines((2, 2), &["provisioning"]), [""; 0], "the group knows more than the instance's last word");
         assert_eq!(board.state(), State::Reached);
     }
 
