@@ -1,7 +1,7 @@
 # Thin aliases; the logic lives in nstance-dev, where it is typed and tested.
 CARGO ?= cargo
 
-.PHONY: dev dev-ha clean-dev test sim lint build nstance-server nstance-agent nstance-agent-static nstance-admin nstance-dev bench-load bench-micro
+.PHONY: dev dev-ha clean-dev test sim lint build nstance-server nstance-agent nstance-agent-static nstance-admin nstance-dev agent-packages bench-load bench-micro bench-agent
 
 dev: build
 	./target/debug/nstance-dev up
@@ -17,7 +17,7 @@ build:
 
 test:
 	$(CARGO) build --locked --bins
-	$(CARGO) test --locked --workspace
+	$(CARGO) test --locked --workspace --no-fail-fast
 	$(SIM)
 
 # The simulation is optimised, or it would take many times as long. In full it has a thousand seeds and every crash point.
@@ -38,6 +38,10 @@ nstance-admin:
 	$(CARGO) build --locked --release -p $@
 	mkdir -p bin && cp target/release/$@ bin/
 
+# Which agent a machine carries, by its own word.
+nstance-agent nstance-agent-static: export NSTANCE_COMMIT ?= $(shell git rev-parse --short=12 HEAD 2>/dev/null || echo unknown)
+nstance-agent nstance-agent-static: export NSTANCE_BUILD_DATE ?= $(shell date -u +%Y-%m-%d)
+
 nstance-agent:
 	$(CARGO) build --locked --profile agent -p $@
 	mkdir -p bin && cp target/agent/$@ bin/
@@ -51,6 +55,17 @@ nstance-agent-static:
 		-C link-arg=-Wl,-z,pack-relative-relocs
 	mkdir -p bin && cp target/$(AGENT_TARGET)/agent/nstance-agent bin/nstance-agent-$(AGENT_TARGET)
 	wc -c bin/nstance-agent-$(AGENT_TARGET)
+
+# The same as a deb and an rpm, with unit, user and manual. Needs dpkg-deb and rpmbuild.
+agent-packages: nstance-agent-static
+	deploy/package bin/nstance-agent-$(AGENT_TARGET) bin
+
+# What that file costs where nothing happens, held against what is promised: on any machine, and on a spot machine, which
+# asks a metadata service all the time; that one is served in a network of its own. Takes two and a half minutes.
+bench-agent: build nstance-agent-static
+	./target/debug/nstance-dev bench agent --check --agent bin/nstance-agent-$(AGENT_TARGET)
+	unshare --map-root-user --net sh -c 'ip link set lo up && ip address add 169.254.169.254/32 dev lo && \
+		exec ./target/debug/nstance-dev bench agent --check --spot --agent bin/nstance-agent-$(AGENT_TARGET)'
 
 # What thousands of agents cost, held against what is promised. Takes ten minutes of a machine that does nothing else.
 bench-load:

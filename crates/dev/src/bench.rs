@@ -6,6 +6,7 @@
 mod agent;
 mod failover;
 mod load;
+mod metadata;
 mod notices;
 
 pub(crate) use self::{

@@ -304,6 +304,9 @@ enum BenchCommand {
         /// Instances that get a notice, all at the same moment
         #[arg(long, default_value_t = 50)]
         size: u32,
+        /// How often, each time with instances that have had none
+        #[arg(long, default_value_t = 3)]
+        rounds: u32,
         /// Exit with 1 if the 99th percentile is above 10 ms
         #[arg(long)]
         check: bool,
@@ -318,6 +321,9 @@ enum BenchCommand {
         /// The agent to measure; the one beside this program otherwise
         #[arg(long, value_name = "FILE")]
         agent: Option<PathBuf>,
+        /// On a spot machine, which asks every two seconds whether it will be taken; needs a network of its own
+        #[arg(long)]
+        spot: bool,
         /// Exit with 1 if it costs more than is promised: 4 MiB, 0.1 % of a core, 3 MB, one wake-up a second, 10 KiB a
         /// minute on the wire, 50 ms until it registers
         #[arg(long)]
@@ -458,12 +464,12 @@ async fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
         Command::Bench(BenchCommand::Failover { runs, only, size, check }) => {
             bench::failover(runs, only, size, check).await.map(|()| ExitCode::SUCCESS)
         }
-        Command::Bench(BenchCommand::Notices { size, check }) => {
-            bench::notices(size, check).await.map(|()| ExitCode::SUCCESS)
+        Command::Bench(BenchCommand::Notices { size, rounds, check }) => {
+            bench::notices(size, rounds, check).await.map(|()| ExitCode::SUCCESS)
         }
         Command::Bench(BenchCommand::Load(args)) => bench::load(*args).await,
-        Command::Bench(BenchCommand::Agent { watch, agent, check }) => {
-            bench::agent(watch, agent, check).await.map(|()| ExitCode::SUCCESS)
+        Command::Bench(BenchCommand::Agent { watch, agent, spot, check }) => {
+            bench::agent(watch, agent, spot, check).await.map(|()| ExitCode::SUCCESS)
         }
         Command::S3(args) => s3(args).await,
         Command::Sim(args) => sim(&args),

@@ -29,7 +29,11 @@ impl Watched {
         let (mut leader, mut n_others) = (None, 0);
         if let Some(shard) = &component.shard {
             n_others = records::servers_of(layout, shard).iter().filter(|it| it.name != component.name).count();
-            leader = leader_of(layout, shard).await;
+            // One that does not answer just now leads all the same, as long as the lease says so.
+            leader = match leader_of(layout, shard).await {
+                None => roles::holder(layout, shard).await,
+                known => known,
+            };
         }
         Self { old: component.clone(), leader, n_others }
     }

@@ -91,6 +91,13 @@ pub(crate) async fn leader(layout: &Layout, shard: &str) -> Option<RunFile> {
     leader.1.then(|| leader.0.clone())
 }
 
+/// Who holds the lease of a shard, and in which term, whether it answers or not.
+pub(crate) async fn holder(layout: &Layout, shard: &str) -> Option<(RunFile, u64)> {
+    let lease = leases(layout).await.remove(shard).filter(|lease| !lease.released)?;
+    let holder = records::servers_of(layout, shard).into_iter().find(|it| it.name == lease.holder)?;
+    Some((holder, lease.epoch))
+}
+
 /// The names of those servers that lead, by their own word.
 pub(crate) async fn leaders(servers: &[RunFile]) -> BTreeSet<String> {
     let asked = servers.iter().filter(|it| it.process.lives()).map(|it| async move {

@@ -146,7 +146,7 @@ async fn what_is_followed_over_http_goes_on_across_a_change_of_leaders() {
 const LEAVE: &str = "\u{1b}[?25h\u{1b}[?1049l";
 
 async fn the_screen_of_top_follows_and_is_given_back(env: &Env) {
-    let instance = env.status().await["instances"][0]["id"].as_str().unwrap().to_owned();
+    let instance = env.healthy().await["instances"][0]["id"].as_str().unwrap().to_owned();
     let start = |terminal: &Terminal| {
         let mut command = Command::new(DEV);
         command.arg("admin").arg("--dir").arg(env.dir()).args(["--", "top"]).env("TERM", "xterm").kill_on_drop(true);

@@ -20,6 +20,9 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Files that changed reach agents that are connected within this time of the answer to whoever changed them.
 const PUSHED_WITHIN: Duration = Duration::from_secs(2);
 
+/// One environment at a time: what is measured here is not how well a machine carries four of them.
+static ALONE: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
+
 fn read(env: &Env, id: &str, name: &str) -> Option<String> {
     fs::read_to_string(env.instances().join(id).join(name)).ok()
 }
@@ -54,6 +57,7 @@ fn edit(env: &Env, from: &str, to: &str) {
 
 #[tokio::test]
 async fn a_changed_var_reaches_every_agent_and_replaces_nobody() {
+    let _alone = ALONE.lock().await;
     let env = Env::new();
     env.up(&["--size", "test=3"]).await;
     let status = env.healthy().await;
@@ -91,6 +95,7 @@ async fn a_changed_var_reaches_every_agent_and_replaces_nobody() {
 
 #[tokio::test]
 async fn an_on_demand_instance_gets_its_files_and_follows_the_config() {
+    let _alone = ALONE.lock().await;
     let env = Env::new();
     env.up(&["--size", "test=1"]).await;
     let members = ids(&env.healthy().await);
@@ -130,6 +135,7 @@ fn verify(env: &Env, id: &str) {
 
 #[tokio::test]
 async fn a_changed_machine_type_rotates_the_group() {
+    let _alone = ALONE.lock().await;
     let env = Env::new();
     env.up(&["--size", "test=2"]).await;
     let before = ids(&env.healthy().await);
@@ -144,6 +150,7 @@ async fn a_changed_machine_type_rotates_the_group() {
 
 #[tokio::test]
 async fn a_notice_is_answered_with_a_replacement() {
+    let _alone = ALONE.lock().await;
     let env = Env::new();
     env.up(&["--size", "test=2"]).await;
     let before = ids(&env.healthy().await);

@@ -10,7 +10,7 @@ use e2e_common::{Env, group, ids};
 async fn a_killed_instance_is_replaced_and_no_process_leaks() {
     let env = Env::new();
     env.up(&[]).await;
-    let before = ids(&env.status().await);
+    let before = ids(&env.healthy().await);
     let victim = before.iter().next().unwrap();
     let old = env.agents().await;
     let said = env.ok(&["kill", &format!("instance/{victim}")]).await;
@@ -32,14 +32,14 @@ async fn a_killed_instance_is_replaced_and_no_process_leaks() {
     assert!(said.contains("did you mean"), "{said}");
     assert!(env.fails(&["kill", "server/2"]).await.contains("there is no server/2"));
     assert!(env.fails(&["kill", "moon"]).await.contains("is no target"));
-    assert_eq!(ids(&env.status().await), after, "a mistake kills nobody");
+    assert_eq!(ids(&env.healthy().await), after, "a mistake kills nobody");
 }
 
 #[tokio::test]
 async fn a_killed_server_is_started_again_and_keeps_its_instances() {
     let env = Env::new();
     env.up(&[]).await;
-    let before = env.status().await;
+    let before = env.healthy().await;
     let said = env.ok(&["kill", "server/1"]).await;
     assert!(said.contains("runs again after "), "{said}");
     let after = env.healthy().await;
@@ -66,7 +66,7 @@ async fn a_killed_server_is_started_again_and_keeps_its_instances() {
 async fn removing_an_instances_directory_is_its_death_and_is_healed() {
     let env = Env::new();
     env.up(&[]).await;
-    let before = ids(&env.status().await);
+    let before = ids(&env.healthy().await);
     let victim = before.iter().next().unwrap();
     // Its agent writes there until it notices, so one try may find the directory filled again.
     let directory = env.instances().join(victim);

@@ -11,13 +11,13 @@ use rustix::process::Signal;
 async fn a_second_up_resumes_with_the_same_instances() {
     let env = Env::new();
     env.up(&["--size", "test=3"]).await;
-    let before = env.status().await;
+    let before = env.healthy().await;
     let identity = fs::read(env.dir().join("cli-operator-identity/identity.crt")).unwrap();
     env.ok(&["down"]).await;
     let said = env.up(&["--size", "test=7"]).await;
     assert!(said.contains("switched on 3 agents"), "{said}");
     assert!(said.contains("--size and --config are not applied"), "{said}");
-    let after = env.status().await;
+    let after = env.healthy().await;
     assert_eq!(ids(&after), ids(&before));
     assert_eq!(group(&after), [3, 3, 3]);
     assert!(before["shards"][0]["epoch"].as_u64() < after["shards"][0]["epoch"].as_u64());
@@ -30,7 +30,7 @@ async fn a_second_up_resumes_with_the_same_instances() {
 async fn everything_but_bucket_and_instances_may_be_lost() {
     let env = Env::new();
     env.up(&[]).await;
-    let before = ids(&env.status().await);
+    let before = ids(&env.healthy().await);
 
     env.ok(&["down"]).await;
     fs::remove_dir_all(env.dir().join("cache")).unwrap();
@@ -54,7 +54,7 @@ async fn everything_but_bucket_and_instances_may_be_lost() {
 async fn the_cache_may_be_lost_while_the_server_runs() {
     let env = Env::new();
     env.up(&[]).await;
-    let before = ids(&env.status().await);
+    let before = ids(&env.healthy().await);
     fs::remove_dir_all(env.dir().join("cache")).unwrap();
     env.ok(&["kill", "server/1"]).await;
     assert_eq!(ids(&env.healthy().await), before);
@@ -65,7 +65,7 @@ async fn the_cache_may_be_lost_while_the_server_runs() {
 async fn an_environment_whose_supervisor_died_is_stopped_or_taken_over() {
     let env = Env::new();
     env.up(&[]).await;
-    let before = ids(&env.status().await);
+    let before = ids(&env.healthy().await);
     let agents = env.agents().await;
 
     let kill_supervisor = async || {
@@ -74,8 +74,7 @@ async fn an_environment_whose_supervisor_died_is_stopped_or_taken_over() {
         up.ended().await.unwrap();
     };
     kill_supervisor().await;
-    let status = env.status().await;
-    assert_eq!((&status["healthy"], group(&status)), (&false.into(), [2, 2, 2]), "all but the supervisor lives on");
+    env.until("all but the supervisor lives on", |it| it["healthy"] == false && group(it) == [2, 2, 2]).await;
     let said = env.up(&[]).await;
     assert!(said.contains("was left over from an `up` that died"), "{said}");
     assert_eq!(ids(&env.healthy().await), before);
@@ -95,7 +94,7 @@ async fn an_environment_whose_supervisor_died_is_stopped_or_taken_over() {
 async fn an_instance_that_died_while_nobody_looked_is_replaced_at_the_next_start() {
     let env = Env::new();
     env.up(&[]).await;
-    let before = ids(&env.status().await);
+    let before = ids(&env.healthy().await);
     let victim = before.iter().next().unwrap();
     env.ok(&["down"]).await;
     fs::remove_dir_all(env.instances().join(victim)).unwrap();

@@ -18,7 +18,7 @@ async fn up_shows_the_group_at_its_size_with_every_agent_healthy() {
     }
     assert!(said.contains("not part of this build"), "{said}");
 
-    let status = env.status().await;
+    let status = env.healthy().await;
     assert_eq!(status["healthy"], true, "{status:#}");
     assert_eq!(group(&status), [3, 3, 3]);
     let shard = &status["shards"][0];
@@ -99,7 +99,7 @@ async fn a_second_ctrl_c_kills_at_once() {
     // Killed, but not dead: the next start finds its VM.
     let before: Vec<_> = fs::read_dir(env.instances()).unwrap().flatten().map(|it| it.file_name()).collect();
     env.up(&[]).await;
-    assert_eq!(ids(&env.status().await), before.iter().map(|it| it.to_str().unwrap().to_owned()).collect());
+    assert_eq!(ids(&env.healthy().await), before.iter().map(|it| it.to_str().unwrap().to_owned()).collect());
 }
 
 #[tokio::test]
@@ -158,7 +158,7 @@ async fn clean_leaves_neither_process_nor_directory() {
 async fn logs_and_variables_are_those_of_the_environment() {
     let env = Env::new();
     env.up(&["--size", "test=1"]).await;
-    let status = env.status().await;
+    let status = env.healthy().await;
     let id = ids(&status).into_iter().next().unwrap();
     let said = env.ok(&["logs"]).await;
     for source in ["server-1   | ", "dev-s3     | ", "up         | ", &format!("{id} | ")] {

@@ -71,6 +71,8 @@ struct State {
     is_cut: bool,
     /// The runtime hash it has.
     hash: String,
+    /// The batch it took last.
+    batch: String,
     /// When each was written.
     files: BTreeMap<String, prost_types::Timestamp>,
     notice: Option<TerminationNotice>,
@@ -235,7 +237,7 @@ impl Agent {
                 let mut state = self.state();
                 state.files.append(&mut batch);
                 let is_new = state.hash != file.config_hash;
-                state.hash = file.config_hash;
+                (state.hash, state.batch) = (file.config_hash, file.batch_id);
                 is_new && state.hash.starts_with("sha256:")
             };
             if is_whole && !self.is_furnished.swap(true, Ordering::Relaxed) {
@@ -299,6 +301,7 @@ impl Agent {
             files: state.files.iter().map(written).collect(),
             termination_notice: state.notice.clone(),
             config_hash: state.hash.clone(),
+            batch_id: state.batch.clone(),
             kind: kind.into(),
             interval_ms: u32::try_from(interval.as_millis()).unwrap_or(u32::MAX),
             machine: (kind == ReportKind::First).then(|| MachineInfo {
