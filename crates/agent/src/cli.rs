@@ -53,6 +53,8 @@ pub fn parse(arguments: impl IntoIterator<Item = String>) -> Result<Command, Str
     let Some((name, rest)) = words.split_first() else { return Ok(Command::Run { debug }) };
     match name.as_str() {
         "fail" => match rest.join(" ").trim() {
+            // Who asks for help does not want a boot to fail.
+            "--help" | "-h" => Ok(Command::Help),
             "" => Err("fail: say why, in a TEXT".to_owned()),
             text => Ok(Command::Say(Word::Fail(text.to_owned()))),
         },
@@ -136,6 +138,8 @@ mod tests {
             (&["ready"], Command::Say(Word::Ready)),
             (&["fail", "no", "disk"], Command::Say(Word::Fail("no disk".into()))),
             (&["fail", "--failed"], Command::Say(Word::Fail("--failed".into()))),
+            (&["fail", "--help"], Command::Help),
+            (&["fail", "apt --help"], Command::Say(Word::Fail("apt --help".into()))),
             (&["stage", "apt"], stage("", false)),
             (&["stage", "apt", "--detail", "-x y", "--failed"], stage("-x y", true)),
             (&["stage", "--detail=z", "apt"], stage("z", false)),

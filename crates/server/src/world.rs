@@ -23,7 +23,7 @@ use nstance_config::{MergedGroup, model::Server};
 use nstance_core::{
     group::Desired,
     ids::{GroupRef, InstanceId, LbKey, Tenant},
-    instance::{Health, Instance, Ownership, Phase, Seen},
+    instance::{Health, Instance, Ownership, Seen},
     plan::Hold,
     ports::provider::{Vm, VmRef},
     snapshot::{BlockKind, Completeness, CreateBlock, ProviderView, Settings},
@@ -544,9 +544,7 @@ impl State {
         entry.observe(seen, vm, now);
         let group = entry.instance().group.clone();
         let lost = entry.link.lost_at_mono;
-        let managed = entry.instance().ownership == Ownership::Managed;
-        let was_member = managed && matches!(entry.phase(), Phase::Pending | Phase::Provisioning | Phase::Running);
-        let died = is_dead(seen) && !is_dead(before) && was_member;
+        let died = is_dead(seen) && !is_dead(before) && entry.is_member();
         if died && let Some(lost) = lost.or(entry.died_at_mono) {
             self.group(&group).losses.push_back(lost);
         }

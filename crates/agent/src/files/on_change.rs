@@ -333,9 +333,21 @@ mod tests {
 
     #[tokio::test]
     async fn program_that_does_not_end_is_killed_with_what_it_started() {
-        // The child of the shell holds the pipe: were it alive, reading would go on.
-        let why = failure("echo started >&2; sleep 1000 & wait", Duration::from_millis(100)).await;
-        assert!(why.contains("killed") && why.ends_with("started"), "{why}");
+        let why = failure("sleep 1000 & echo $! >&2; wait", Duration::from_secs(2)).await;
+        let pid: u32 = why.rsplit(' ').next().unwrap().parse().expect("the number of what it started");
+        assert!(why.contains("killed"), "{why}");
+        // It is gone, or dead and not yet taken note of by whoever has inherited it.
+        let lives = || {
+            let stat = fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            stat.rsplit(") ").next().is_some_and(|rest| !rest.is_empty() && !rest.starts_with(['Z', 'X']))
+        };
+        tokio::time::timeout(Duration::from_secs(30), async {
+            while lives() {
+                sleep(FIRST_LOOK).await;
+            }
+        })
+        .await
+        .expect("what it started is killed with it");
     }
 
     #[tokio::test]

@@ -90,9 +90,18 @@ fn read_certificate_file(name: &str, fields: &Fields<'_>, known: &Known<'_>) -> 
     let default = name.rsplit_once('.').map_or(name, |(stem, _)| if stem.is_empty() { name } else { stem });
     let key = match fields.get("key") {
         Some(at) => read_key(&at, default)?,
-        None => default.to_owned(),
+        None => key_name(default).to_owned(),
     };
     Some(FileSpec::Certificate { template: template?, key })
+}
+
+/// The name of a key pair, without the extensions that its two files have. Agents know it by no other name: with one of
+/// them left, the key would be asked for again and again.
+fn key_name(mut name: &str) -> &str {
+    while let Some(stem) = [".pub", ".key"].iter().find_map(|it| name.strip_suffix(it)).filter(|it| !it.is_empty()) {
+        name = stem;
+    }
+    name
 }
 
 fn read_certificate_ref(at: &At<'_>, known: &Known<'_>) -> Option<String> {
@@ -131,7 +140,7 @@ fn read_key(at: &At<'_>, default: &str) -> Option<String> {
     let name = name_at.as_ref().map_or(Some(default), |at| at.text());
     fields.finish();
     let name = name?;
-    let name = name.strip_suffix(".pub").unwrap_or(name);
+    let name = key_name(name);
     if !is_file_name(name) {
         name_at.as_ref().unwrap_or(at).bad(format!("`{name}` is no valid key name"), FILE_NAME_GRAMMAR);
         return None;
@@ -167,4 +176,24 @@ fn read_storage(at: &At<'_>) -> Option<FileSpec> {
         return None;
     }
     Some(FileSpec::Storage { source: key.to_owned() })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn keys_are_known_by_the_name_that_agents_give_them() {
+        for (written, name) in [
+            ("kubelet", "kubelet"),
+            ("kubelet.server.pub", "kubelet.server"),
+            ("etcd.key", "etcd"),
+            ("x.pub.pub", "x"),
+            ("x.key.pub", "x"),
+            ("keys", "keys"),
+            (".key", ".key"),
+        ] {
+            assert_eq!(key_name(written), name);
+        }
+    }
 }

@@ -144,7 +144,9 @@ impl Auth {
                     if serial.is_some() {
                         entry.used_serial.clone_from(&serial);
                     }
-                    Some(serial)
+                    // One at a time: while the store is slow every call would add a write to those that wait.
+                    let is_first = serial.is_some() && !std::mem::replace(&mut entry.retiring, true);
+                    Some(serial.filter(|_| is_first))
                 }
                 // The one before it passes until the new one was used.
                 Some(cert)
@@ -178,6 +180,9 @@ impl Auth {
             });
             if let Err(error) = retired.await {
                 tracing::debug!(instance = %id, %error, "old serial not retired yet");
+            }
+            if let Some(entry) = term.world.lock().entries.get_mut(&id) {
+                entry.retiring = false;
             }
         });
     }

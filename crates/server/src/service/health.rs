@@ -27,6 +27,9 @@ const LEAVE_GRACE: Duration = Duration::from_secs(30);
 const MAX_NOTICE_ID: usize = 64;
 /// What is kept of the hash an agent says it has. Ours are shorter, and whoever says a longer one has none of ours.
 const MAX_HASH: usize = 128;
+/// How often the deadline of a notice may be brought forward. No cloud does it twice; a machine that did it with every
+/// report would cost us a write and an event each time, and its neighbours their place in the log of events.
+const MAX_SHORTENED: u8 = 8;
 /// What is logged of the name of a notice that nobody knows.
 const MAX_ACTION: usize = 32;
 
@@ -133,10 +136,14 @@ impl Session {
                 look = Some(entry.vm_ref());
             }
             if taken {
+                let was_member = entry.is_member();
                 let it = entry.instance();
                 let pair = Pair { subnet: it.subnet.clone(), instance_type: it.instance_type.clone() };
                 state.places.taken(pair, now);
-                state.group(group).losses.push_back(mono);
+                // Nobody replaces the others: what is waited for would be measured from a loss that is none.
+                if was_member {
+                    state.group(group).losses.push_back(mono);
+                }
             }
         }
         term.observer.look(look.into_iter().collect());
@@ -233,38 +240,45 @@ pub fn tell_left(term: &Term, group: &GroupRef, left: Vec<InstanceId>) {
     }
 }
 
-/// Notes a notice. A repeat changes nothing, an earlier deadline shortens. A machine that is about to be taken is not
-/// saved by advice, nor by a word of its own.
+/// How much a notice weighs: advice, an agent that goes, a host that goes, a machine that is taken. `None` is not known.
+fn weight(action: &str) -> Option<u8> {
+    match action {
+        "rebalance" | "maintenance" => Some(0),
+        "leave" => Some(1),
+        "shutdown" => Some(2),
+        action => is_terminal(action).then_some(3),
+    }
+}
+
+/// Notes a notice. Only a weightier one takes the place of another: a machine that is about to be taken is not saved by
+/// advice, nor by a word of its own, and whoever says two things in turn is heard once. A repeat changes nothing, an
+/// earlier deadline shortens, in whatever words it comes.
 fn note(noted: &mut Option<Notice>, notice: &v1::TerminationNotice, now: Timestamp) -> Option<(Reason, String)> {
-    let known = ["terminate", "stop", "hibernate", "preempt", "rebalance", "maintenance", "shutdown", "leave"];
-    if !known.contains(&notice.action.as_str()) {
+    let Some(new_weight) = weight(&notice.action) else {
         tracing::warn!(action = cut(&notice.action, MAX_ACTION), "notice of an unknown kind ignored");
         return None;
-    }
-    if noted.as_ref().is_some_and(|old| is_terminal(&old.action)) && !is_terminal(&notice.action) {
-        return None;
-    }
+    };
     let time =
         |told| report::at(told).map(|at| Timestamp::from_millis(at.seconds * 1000 + i64::from(at.nanos) / 1_000_000));
-    // It ends up in the record. What is past is due now, however long ago a machine says it was.
-    let deadline = time(notice.deadline).map(|at| at.max(now));
-    if let Some(old) = noted
-        && old.action == notice.action
-    {
-        match (old.deadline, deadline) {
-            (Some(before), Some(earlier)) if earlier < before => old.deadline = Some(earlier),
-            (None, Some(_)) => old.deadline = deadline,
-            _ => return None,
-        }
-        return Some((Reason::TerminationNotice, format!("{}, earlier than told before", notice.action)));
-    }
-    *noted = Some(Notice {
+    let new = Notice {
         action: notice.action.clone(),
         at: now,
-        deadline,
+        // It ends up in the record. What is past is due now, however long ago a machine says it was.
+        deadline: time(notice.deadline).map(|at| at.max(now)),
         detected_at: time(notice.detected_at),
         id: notice.notice_id.chars().take(MAX_NOTICE_ID).collect(),
-    });
+        n_shortened: 0,
+    };
+    if let Some(old) = noted
+        && Some(new_weight) <= weight(&old.action)
+    {
+        let may_shorten = Some(new_weight) == weight(&old.action) && old.n_shortened < MAX_SHORTENED;
+        let earlier = new.due_at().filter(|at| may_shorten && old.due_at().is_none_or(|before| *at < before))?;
+        old.deadline = Some(earlier);
+        old.n_shortened += 1;
+        return Some((Reason::TerminationNotice, format!("{}, earlier than told before", new.action)));
+    }
+    *noted = Some(new);
     let reason = match notice.action.as_str() {
         "shutdown" | "leave" => Reason::HostShutdown,
         _ => Reason::TerminationNotice,
@@ -311,16 +325,55 @@ mod tests {
         };
         for (action, expected) in [
             ("rebalance", (true, "rebalance")),
+            ("maintenance", (false, "rebalance")),
+            ("leave", (true, "leave")),
             ("shutdown", (true, "shutdown")),
+            ("leave", (false, "shutdown")),
+            ("maintenance", (false, "shutdown")),
             ("terminate", (true, "terminate")),
             ("rebalance", (false, "terminate")),
             ("maintenance", (false, "terminate")),
             ("shutdown", (false, "terminate")),
             ("leave", (false, "terminate")),
+            ("stop", (false, "terminate")),
             ("nonsense", (false, "terminate")),
-            ("preempt", (true, "preempt")),
         ] {
             assert_eq!(told(action), (expected.0, expected.1.to_owned()), "{action}");
+        }
+    }
+
+    #[test]
+    fn a_machine_that_brings_its_end_forward_all_the_time_is_not_listened_to_for_ever() {
+        let now = Timestamp::from_millis(1_800_000_000_000);
+        let mut noted = None;
+        let told = (0..1000).filter(|n| {
+            let deadline = Some(prost_types::Timestamp { seconds: 1_800_100_000 - n, nanos: 0 });
+            let notice = v1::TerminationNotice { action: "terminate".into(), deadline, ..Default::default() };
+            note(&mut noted, &notice, now).is_some()
+        });
+        assert_eq!(told.count(), 1 + usize::from(MAX_SHORTENED));
+    }
+
+    #[test]
+    fn the_earliest_deadline_stays_whatever_is_said_in_between() {
+        let now = Timestamp::from_millis(1_800_000_000_000);
+        let mut noted = None;
+        for (action, seconds, news, due) in [
+            ("terminate", Some(120), true, Some(120)),
+            // Google gives half a minute and does not say so.
+            ("preempt", None, true, Some(25)),
+            ("terminate", Some(120), false, Some(25)),
+            ("terminate", Some(10), true, Some(10)),
+            ("preempt", None, false, Some(10)),
+            ("terminate", Some(10), false, Some(10)),
+            // A deadline of something that was taken over by what is worse says nothing of that.
+            ("shutdown", Some(5), false, Some(10)),
+        ] {
+            let deadline = seconds.map(|it| prost_types::Timestamp { seconds: 1_800_000_000 + it, nanos: 0 });
+            let notice = v1::TerminationNotice { action: action.into(), deadline, ..Default::default() };
+            assert_eq!(note(&mut noted, &notice, now).is_some(), news, "{action} {seconds:?}");
+            let left = noted.as_ref().and_then(Notice::due_at).map(|at| at.since(now).as_secs());
+            assert_eq!(left, due, "{action} {seconds:?}");
         }
     }
 }

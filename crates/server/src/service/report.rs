@@ -45,8 +45,8 @@ const MINUTE: f64 = 60.0;
 
 /// A black box that changes all the time is written down this often.
 const CACHE_PAUSE: Duration = Duration::from_secs(10);
-/// And its failure told this often.
-const TELL_PAUSE: Duration = Duration::from_secs(30);
+/// What one machine can say anew with every report is told this often: its failed boot, names that are not its own.
+pub(super) const TELL_PAUSE: Duration = Duration::from_secs(30);
 
 /// Takes in what a report of this stream says of the machine.
 pub(super) fn take(
@@ -140,7 +140,7 @@ fn count(metrics: &Metrics, field: &'static str, is_cut: bool) {
 }
 
 /// Whole characters up to `max` bytes, without those that would move a reader's cursor or turn his text around.
-fn clean(text: &str, max: usize, has_lines: bool) -> String {
+pub(super) fn clean(text: &str, max: usize, has_lines: bool) -> String {
     let text = &text[..text.floor_char_boundary(max)];
     let is_plain = |it: char| {
         let is_line = has_lines && matches!(it, '\n' | '\t');

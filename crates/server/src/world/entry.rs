@@ -4,7 +4,7 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use nstance_core::{
     ids::LbKey,
-    instance::{Addresses, Health, Instance, Phase, Seen},
+    instance::{Addresses, Health, Instance, Ownership, Phase, Seen},
     ports::provider::{Vm, VmRef},
     snapshot::Busy,
     time::{Mono, Timestamp},
@@ -46,6 +46,15 @@ pub struct Notice {
     /// When the agent saw it, by its own clock; shown, and nothing else.
     pub detected_at: Option<Timestamp>,
     pub id: String,
+    /// How often its deadline was brought forward.
+    pub n_shortened: u8,
+}
+
+impl Notice {
+    /// When the machine goes, as far as it is known. Google tells no deadline and gives 30 s.
+    pub fn due_at(&self) -> Option<Timestamp> {
+        self.deadline.or_else(|| (self.action == "preempt").then(|| self.at.plus(PREEMPT)))
+    }
 }
 
 /// What the agent says, or fails to say.
@@ -120,6 +129,8 @@ pub struct Entry {
     /// The serial that was used last as the current one: from then on the one before it passes no longer, whatever
     /// the record still says.
     pub used_serial: Option<String>,
+    /// The record is being told so.
+    pub retiring: bool,
     /// Ends the agent's streams.
     pub cut: CancellationToken,
 }
@@ -159,6 +170,7 @@ impl Entry {
             ill_since: None,
             writing: Arc::default(),
             used_serial: None,
+            retiring: false,
             cut: CancellationToken::new(),
         }
     }
@@ -251,9 +263,7 @@ impl Entry {
         if let Some(notice) = &self.link.notice
             && is_terminal(&notice.action)
         {
-            // Google tells no deadline and gives 30 s.
-            let preempted = (notice.action == "preempt").then(|| notice.at.plus(PREEMPT));
-            return Health::Terminating { noticed_at: notice.at, deadline: notice.deadline.or(preempted) };
+            return Health::Terminating { noticed_at: notice.at, deadline: notice.due_at() };
         }
         if let Some(since) = self.shut_down_at(state).filter(|at| *at <= now) {
             return Health::Silent { since };
@@ -301,6 +311,12 @@ impl Entry {
             _ => self.link.overdue_at().filter(|at| *at <= now),
         };
         trouble_since.is_some_and(|since| self.seen_at.is_none_or(|at| at < since))
+    }
+
+    /// Whether its group counts on it, unless it is ill.
+    pub fn is_member(&self) -> bool {
+        let managed = self.instance().ownership == Ownership::Managed;
+        managed && matches!(self.phase(), Phase::Pending | Phase::Provisioning | Phase::Running)
     }
 
     /// Whether its agent is expected to be there.

@@ -286,14 +286,7 @@ fn agents_word(look: &Look) -> Addresses {
 }
 
 fn tell_mismatches(term: &Arc<Term>, delivery: &Delivery, instance: &Instance, judged: &Judged) {
-    {
-        let mut state = delivery.lock();
-        if state.mismatch == judged.mismatches {
-            return;
-        }
-        state.mismatch.clone_from(&judged.mismatches);
-    }
-    if !judged.mismatches.is_empty() {
+    if delivery.lock().mismatches(&judged.mismatches, term.now()) {
         let message = judged.mismatches.join("; ");
         term.tell(Tell::instance(Reason::AddressMismatch, &instance.group, instance.id, message));
     }

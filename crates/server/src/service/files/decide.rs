@@ -29,6 +29,10 @@ const DRIFT: Duration = Duration::from_secs(60);
 /// … but never later than this.
 const MAX_WAIT: Duration = Duration::from_secs(600);
 
+/// So many streams in a row may lose what they bore before the next one waits: an agent that is killed again and again
+/// gets its files at once, one that throws them away would have us sign all day.
+const FREE_LOSSES: u32 = 8;
+
 /// What no hash covers (secrets, objects, addresses) is compared anew this often. Nobody tells us of their change.
 pub const RECHECK: Duration = Duration::from_secs(300);
 
@@ -167,6 +171,9 @@ pub struct Memory {
     doubtful: BTreeSet<String>,
     /// Sent on this stream, and no report names them or a later one. A file is in the last that bore it.
     unproven: Vec<Sent>,
+    /// Streams in a row that ended before a report named their last batch, and when something was sent last.
+    n_lost: u32,
+    sent_at: Option<Timestamp>,
     /// What was asked for when something was sent last.
     sent_for: Option<String>,
     tries: BTreeMap<String, Tries>,
@@ -232,6 +239,7 @@ impl Memory {
 
     /// The stream is over, or its agent has begun anew elsewhere. What it bore last may have been lost with it.
     pub fn closed(&mut self) {
+        self.n_lost += u32::from(!self.unproven.is_empty());
         for name in self.unproven.drain(..).flat_map(|it| it.names) {
             self.known.remove(&name);
             self.doubtful.insert(name);
@@ -291,7 +299,7 @@ impl Memory {
             && stale.is_empty()
             && !awaits_place
             && !changed
-            && *drift == Tries::default()
+            && (drift.arrived || *drift == Tries::default())
     }
 
     /// A report came. Answers the errors in it that nobody was told of.
@@ -299,10 +307,10 @@ impl Memory {
         // Whatever else it shows may be from before the batch. Those of one stream arrive in their order.
         if let Some(at) = self.unproven.iter().position(|it| it.batch == report.batch) {
             self.unproven.drain(..=at);
+            self.n_lost = 0;
         }
-        if self.completed.as_ref() == Some(&report.hash) {
-            self.drift = Tries::default();
-        }
+        // Its time stands all the same: one that has the hash in every other report is not sent everything each time.
+        self.drift.arrived |= self.completed.as_ref() == Some(&report.hash);
         // Until its time is over also what is there is not sent anew on the agent's word: one that shows and hides a
         // file would otherwise have us sign all day.
         self.tries.retain(|name, tries| {
@@ -311,6 +319,9 @@ impl Memory {
         });
         // One that never names a batch is believed by the hash, which comes with the last one: else nothing is ever gone.
         let by_hash = report.batch.is_empty() && self.completed.as_ref() == Some(&report.hash);
+        if by_hash {
+            self.n_lost = 0;
+        }
         let is_after = self.unproven.is_empty() || by_hash;
         for gone in [&mut self.left, &mut self.stale] {
             gone.retain(|name| report.files.contains_key(name) || !is_after);
@@ -370,6 +381,11 @@ impl Memory {
             Heard::Nothing => None,
             Heard::Report(report) => Some(report),
         };
+        let n_too_many = self.n_lost.saturating_sub(FREE_LOSSES);
+        let patient = self.sent_at.filter(|_| 0 < n_too_many).map(|at| at.plus(wait(RETRY, n_too_many)));
+        if patient.is_some_and(|at| now < at) {
+            return Due::Wait(patient);
+        }
         let recheck = self.checked_at.map_or(AT_ONCE, |at| at.plus(RECHECK));
         let mut next = vec![recheck];
         let is_new = self.checked_for.as_ref() != Some(&wanted.hash);
@@ -524,7 +540,7 @@ impl Memory {
             self.doubtful.remove(&name);
             self.known.insert(name, known);
         }
-        self.sent_for = Some(wanted.hash.clone());
+        (self.sent_at, self.sent_for) = (Some(now), Some(wanted.hash.clone()));
         if !complete {
             self.completed = None;
             return;

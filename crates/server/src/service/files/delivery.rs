@@ -16,7 +16,10 @@ use super::{
     decide::{Memory, Reported, Shown},
     wanted::Asked,
 };
-use crate::service::keys::is_name;
+use crate::service::{
+    keys::is_name,
+    report::{TELL_PAUSE, clean},
+};
 
 /// Files of a report that are looked at, and what is kept of each error: more than any template has.
 const MAX_FILES: usize = 512;
@@ -34,7 +37,8 @@ pub struct State {
     pub reported: Option<Arc<Reported>>,
     pub memory: Memory,
     /// What was last told of addresses that do not agree.
-    pub mismatch: Vec<String>,
+    mismatch: Vec<String>,
+    mismatch_told_at: Option<Timestamp>,
     /// What an on-demand instance asks for.
     pub on_demand: Option<Asked>,
     n_streams: u64,
@@ -129,6 +133,21 @@ impl State {
         }
     }
 
+    /// Takes note of what provider and agent disagree on. Answers whether people are to be told: one that finds other
+    /// names with every report would drown all other events. What is not told now is told with a later batch.
+    pub fn mismatches(&mut self, found: &[String], now: Timestamp) -> bool {
+        let is_soon = self.mismatch_told_at.is_some_and(|at| now.since(at) < TELL_PAUSE);
+        if self.mismatch == found || (is_soon && !found.is_empty()) {
+            return false;
+        }
+        self.mismatch = found.to_vec();
+        if found.is_empty() {
+            return false;
+        }
+        self.mismatch_told_at = Some(now);
+        true
+    }
+
     /// Takes in keys that are needed. If they are others, what they are for is made anew. Answers whether they are.
     pub fn take_keys(&mut self, keys: &BTreeMap<String, PublicKey>) -> bool {
         let changes = keys.iter().any(|(name, key)| self.keys.get(name) != Some(key));
@@ -173,12 +192,12 @@ fn read(report: &v1::HealthReportRequest) -> Reported {
                 let millis = at.seconds.saturating_mul(1000).saturating_add(i64::from(at.nanos) / 1_000_000);
                 Shown::Written(Timestamp::from_millis(millis))
             }
-            Status::Error(why) => Shown::Failed(why.chars().take(MAX_ERROR).collect()),
+            Status::Error(why) => Shown::Failed(clean(why, MAX_ERROR, false)),
         };
         Some((name.clone(), shown))
     });
     let received = report.files.iter().filter(|(name, it)| it.received && is_name(name)).map(|(name, _)| name.clone());
-    let said = |text: &String| (!text.is_empty() && text.len() <= 253).then(|| text.clone());
+    let said = |text: &String| (!text.is_empty() && text.len() <= 253).then(|| clean(text, text.len(), false));
     Reported {
         session: report.session_id.chars().take(MAX_ERROR).collect(),
         hash: report.config_hash.chars().take(MAX_ERROR).collect(),
@@ -216,6 +235,20 @@ mod tests {
         assert!(older.own().is_none());
         drop(older);
         assert!(newer.own().is_some());
+    }
+
+    #[test]
+    fn an_agent_with_another_name_every_second_is_told_of_twice_a_minute() {
+        let delivery = Delivery::default();
+        let told = (0..60).filter(|second| {
+            let now = NOW.plus(std::time::Duration::from_secs(*second));
+            delivery.lock().mismatches(&[format!("host name {second}")], now)
+        });
+        assert_eq!(told.collect::<Vec<_>>(), [0, 30]);
+        let later = NOW.plus(std::time::Duration::from_secs(100));
+        assert!(!delivery.lock().mismatches(&["host name 30".to_owned()], later), "it was told");
+        assert!(!delivery.lock().mismatches(&[], later), "there is nothing to tell");
+        assert!(delivery.lock().mismatches(&["host name 30".to_owned()], later), "it is wrong once more");
     }
 
     #[test]

@@ -583,3 +583,47 @@ fn an_agent_that_has_the_hash_still_loses_what_is_not_in_the_template() {
     let Due::Batch(_) = memory.decide(NOW, &wanted, &held(), Heard::Report(&all)) else { panic!("a new stream") };
     assert_eq!(memory.left(), names(&["motd"]));
 }
+
+#[test]
+fn an_agent_that_has_the_hash_in_every_other_report_is_not_sent_everything_each_time() {
+    let (wanted, mut memory) = (wanted("h"), settled("h"));
+    let mut n_sent = 0;
+    for second in 1..=180 {
+        let hash = if second % 2 == 0 { "h" } else { "other" };
+        let report = naming("first", &report(hash, &ALL));
+        memory.reported(&report, after(second));
+        let sent = sends(&mut memory, &wanted, after(second), &report, 1);
+        if !sent.is_empty() {
+            n_sent += 1;
+            let sent = sent.into_iter().map(|name| (name, known(1))).collect();
+            memory.sent("first", sent, &wanted, true, after(second));
+        }
+    }
+    assert_eq!(n_sent, 2, "once a minute");
+}
+
+#[test]
+fn an_agent_that_drops_its_stream_again_and_again_is_not_signed_for_each_time() {
+    let (wanted, mut memory) = (wanted("h"), Memory::default());
+    memory.look(&wanted, None);
+    let report = naming("", &report("", &[]));
+    let mut moments = Vec::new();
+    for second in 1..=60 {
+        memory.closed();
+        memory.opened(after(second));
+        memory.reported(&report, after(second));
+        let sent = sends(&mut memory, &wanted, after(second), &report, 1);
+        if !sent.is_empty() {
+            moments.push(second);
+            let sent = sent.into_iter().map(|name| (name, known(1))).collect();
+            memory.sent("lost", sent, &wanted, true, after(second));
+        }
+    }
+    // What was lost a few times comes at once; then after ten seconds, after twenty …
+    assert_eq!(moments, (1..=9).chain([19, 39]).collect::<Vec<_>>());
+    // A batch that arrives makes up for all of it.
+    assert_eq!(sends(&mut memory, &wanted, after(100), &report, 1), ALL);
+    memory.sent("kept", ALL.iter().map(|name| ((*name).to_owned(), known(1))).collect(), &wanted, true, after(100));
+    memory.reported(&naming("kept", &report), after(101));
+    assert_eq!(memory.n_lost, 0);
+}
