@@ -315,7 +315,7 @@ impl Rotation {
         if now < started.plus(OVERLAP) {
             reasons.push(format!("the rotation began at {started} and servers need 15 minutes to follow"));
         }
-        reasons.extend(self.census().await?.without_bundle(started.plus(NOTICED)));
+        reasons.extend(self.census().await?.without_bundle(started.plus(NOTICED), self.clock.now()));
         Ok(reasons)
     }
 

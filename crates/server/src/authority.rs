@@ -62,6 +62,11 @@ pub enum AuthorityError {
          restore it (nstance-admin cluster restore), or delete the cache directory to begin anew"
     )]
     StoreLost,
+    #[error(
+        "ca.crt holds {found:?} and shares no certificate with {ours:?}, which is in force: nobody who has a certificate \
+         trusts it. If it was replaced by accident, restore the bundle; if this was meant, restart the server"
+    )]
+    ForeignCa { found: Bundle, ours: Bundle },
     #[error("issue the server's certificate")]
     Issue(#[source] IssueError),
     #[error("use the server's certificate")]

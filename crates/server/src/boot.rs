@@ -375,7 +375,7 @@ impl Boot {
             clock: parts.clock.clone(),
             entropy: parts.entropy.clone(),
             store: parts.store.clone(),
-            ca_source: CaSource::new(secrets.clone(), cache.clone()),
+            ca_source: CaSource::new(secrets.clone(), cache.clone(), parts.clock.now()),
             secrets,
             records,
             provider,

@@ -15,7 +15,7 @@ use common::{
     wire::{dial, request, tls},
 };
 use nstance_admin::rotation::{Rotation, RotationError, Stage};
-use nstance_core::ports::secrets::Secrets as _;
+use nstance_core::ports::{objects::Condition, secrets::Secrets as _};
 use nstance_identity::{
     ca::{Bundle, CA_KEY_SECRET, CaProfile, ca_key_secret},
     peer::Peer,
@@ -23,11 +23,14 @@ use nstance_identity::{
     role::Role,
 };
 use nstance_proto::v1::{
-    self, agent_service_client::AgentServiceClient, operator_service_client::OperatorServiceClient,
-    registration_service_client::RegistrationServiceClient,
+    self, agent_service_client::AgentServiceClient, registration_service_client::RegistrationServiceClient,
 };
 use nstance_providers::fake::FakeOptions;
-use nstance_store::{cas::Records, memory::MemoryStore, records::instance_key};
+use nstance_store::{
+    cas::Records,
+    memory::MemoryStore,
+    records::{ca_crt_key, instance_key},
+};
 use rustls::pki_types::ServerName;
 use serde_json::json;
 use tokio::{net::TcpStream, task::JoinSet};
@@ -155,7 +158,20 @@ async fn renew(shard: &Shard, agent: &mut Agent) {
     agent.bundle = newer;
 }
 
-/// The same of the operator; it goes on with the connection that it has.
+/// A call with the certificate at hand, as an agent that renewed makes one at once. The one before passes no longer, and
+/// its record soon says so.
+async fn use_it(shard: &Shard, agent: &Agent) {
+    let line = agent.dial(&shard.leader.advertised.agent).await.expect("the agent port");
+    let mut client = AgentServiceClient::new(line.channel.clone());
+    let refused = client.submit_public_keys(v1::PublicKeysRequest::default()).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied, "it is let in, and names nobody: {refused}");
+    wait_until("a retired serial", async || {
+        shard.site.record(agent.id).await.unwrap().cert.unwrap().previous.is_none()
+    })
+    .await;
+}
+
+/// RenewCertificate of the operator; it goes on with the connection that it has.
 async fn renew_operator(operator: &Operator) -> v1::RenewCertificateResponse {
     let public_key_pem = operator.key.public_key_pem().into_bytes();
     let mut renewed = None;
@@ -180,7 +196,7 @@ async fn a_rotation_ends_nobodys_session() {
     let shard = shard_of(2).await;
     let ids = shard.vms(2).await;
     let mut agents = [Agent::register(&shard, ids[0]).await, Agent::register(&shard, ids[1]).await];
-    let operator = Operator::on(&shard).await;
+    let mut operator = Operator::on(&shard).await;
     let streams = [connect(&shard, &agents[0]).await, connect(&shard, &agents[1]).await];
     let rotation = rotation(&shard.site);
     let a = shard.site.bundle().await.issuer().fingerprint.clone();
@@ -213,10 +229,23 @@ async fn a_rotation_ends_nobodys_session() {
         assert_eq!(both, [a.clone(), b.clone()]);
         assert_eq!(issuer(&shard, agent).await, a);
     }
-    renew_operator(&operator).await;
-
+    let renewed = renew_operator(&operator).await;
+    // The answers may have been lost: whoever has not used his new certificate may know nothing of B.
+    let told = reasons(rotation.activate(false).await);
+    assert_eq!(told.len(), 3, "{told:?}");
+    assert!(told.iter().all(|it| it.contains("has not used its new one yet")), "{told:?}");
+    for agent in &agents {
+        use_it(&shard, agent).await;
+    }
+    operator.go_on_with(&shard, &renewed).await;
     // [B, A]: the new one issues; whoever has a certificate by the old one is let in.
-    assert_eq!(rotation.activate(false).await.unwrap().bundle, [b.clone(), a.clone()]);
+    let mut activated = None;
+    wait_until("the operator to be known as ready", async || {
+        activated = rotation.activate(false).await.ok();
+        activated.is_some()
+    })
+    .await;
+    assert_eq!(activated.unwrap().bundle, [b.clone(), a.clone()]);
     refresh(&operator).await;
     let only_a = Bundle::parse(shard.site.bundle().await.certificates()[1].pem().as_bytes()).unwrap();
     shown(registration, &only_a).await.expect_err("the server shows a certificate by the new CA");
@@ -234,11 +263,21 @@ async fn a_rotation_ends_nobodys_session() {
         assert_eq!(issuer(&shard, agent).await, b);
     }
     let told = reasons(rotation.retire(false).await);
+    assert_eq!(told.len(), 3, "{told:?}");
+    assert_eq!(told.iter().filter(|it| it.contains("has not used its new certificate yet")).count(), 2, "{told:?}");
+    for agent in &agents {
+        use_it(&shard, agent).await;
+    }
+    let told = reasons(rotation.retire(false).await);
     assert!(told.len() == 1 && told[0].contains(&operator.id.to_string()), "{told:?}");
     let renewed = renew_operator(&operator).await;
-    let status = rotation.status().await.unwrap();
-    assert_eq!(status.stage, Stage::Active);
-    assert_eq!(status.in_use.get(&a), None, "{status:?}");
+    operator.go_on_with(&shard, &renewed).await;
+    wait_until("nobody to be left with the old one", async || {
+        let status = rotation.status().await.unwrap();
+        assert_eq!(status.stage, Stage::Active);
+        !status.in_use.contains_key(&a)
+    })
+    .await;
 
     // [B]: the old one is no more.
     assert_eq!(rotation.retire(false).await.unwrap().bundle, std::slice::from_ref(&b));
@@ -262,9 +301,7 @@ async fn a_rotation_ends_nobodys_session() {
         still_reports(&shard, agent, stream).await;
     }
     let bundle = Bundle::parse(&renewed.ca_bundle_pem).unwrap();
-    let tls = tls(&bundle, Some((&renewed.client_certificate_pem, &operator.key)));
-    let line = dial(&shard.leader.advertised.operator, tls, Ipv4Addr::LOCALHOST).await.unwrap();
-    OperatorServiceClient::new(line.channel.clone()).list_groups(()).await.unwrap();
+    operator.go_on_with(&shard, &renewed).await;
     assert!(operator.events("InstanceLost").is_empty(), "and nobody noticed");
     assert_eq!(shard.site.standing(), ids);
 
@@ -404,6 +441,43 @@ async fn a_server_notices_another_ca_before_it_leads() {
     let only_b = Bundle::parse(bundle.issuer().pem().as_bytes()).unwrap();
     let shard = shard.restart("srv-2").await;
     shown(&shard.leader.advertised.registration, &only_b).await.expect("a certificate by the CA that issues");
+}
+
+#[tokio::test]
+async fn a_ca_bundle_that_is_gone_is_put_back() {
+    let shard = shard_of(0).await;
+    let operator = Operator::on(&shard).await;
+    let before = shard.site.bucket.get(&ca_crt_key()).await.unwrap();
+    shard.site.bucket.delete(&ca_crt_key()).await.unwrap();
+    refresh(&operator).await;
+    assert_eq!(shard.site.bucket.get(&ca_crt_key()).await.unwrap().body, before.body);
+    // And followed as before.
+    let rotation = rotation(&shard.site);
+    rotation.start().await.unwrap();
+    rotation.activate(true).await.unwrap();
+    refresh(&operator).await;
+    let only_b = Bundle::parse(shard.site.bundle().await.issuer().pem().as_bytes()).unwrap();
+    shown(&shard.leader.advertised.registration, &only_b).await.expect("a certificate by the CA that issues");
+}
+
+#[tokio::test]
+async fn a_ca_that_nobody_trusts_is_not_followed() {
+    let shard = shard_of(0).await;
+    let operator = Operator::on(&shard).await;
+    let registration = &shard.leader.advertised.registration;
+    let (ours, elsewhere) = (shard.site.bucket.get(&ca_crt_key()).await.unwrap(), shard_of(0).await);
+    // As a server leaves it that found neither bundle nor key: both are there, and match.
+    let theirs = elsewhere.site.bucket.get(&ca_crt_key()).await.unwrap().body;
+    let fingerprint = elsewhere.site.bundle().await.issuer().fingerprint.clone();
+    let key = elsewhere.site.secrets().get(CA_KEY_SECRET).await.unwrap();
+    shard.site.secrets().create(&ca_key_secret(&fingerprint), &key).await.unwrap();
+    let replaced = shard.site.bucket.put(&ca_crt_key(), theirs, Condition::Match(ours.etag)).await.unwrap();
+    refresh(&operator).await;
+    let bundle = Bundle::parse(&ours.body).unwrap();
+    shown(registration, &bundle).await.expect("the CA that all trust");
+    shard.site.bucket.put(&ca_crt_key(), ours.body, Condition::Match(replaced)).await.unwrap();
+    refresh(&operator).await;
+    shown(registration, &bundle).await.expect("it still is");
 }
 
 #[tokio::test]

@@ -5,7 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use futures::{StreamExt as _, TryStreamExt as _};
 use nstance_core::{
     ids::InstanceId,
-    instance::{CertFact, Instance, Phase},
+    instance::{CertFact, CertPair, Instance, Phase},
     ports::objects::{Object, ObjectStore, StoreError},
     time::Timestamp,
 };
@@ -22,8 +22,10 @@ const READS: usize = 32;
 
 #[derive(Default)]
 pub(super) struct Census {
-    agents: BTreeMap<String, CertFact>,
-    operators: BTreeMap<String, CertFact>,
+    agents: BTreeMap<String, CertPair>,
+    operators: BTreeMap<String, CertPair>,
+    /// Instances that stand, also those of whose certificate nothing is known: adopted, and not heard since.
+    standing: BTreeSet<String>,
     /// The last certificate of each subject and name in the log, but for CAs' and those of whom is gone.
     logged: BTreeMap<(String, String), LoggedCertificate>,
     /// Fingerprints of all CAs that the log tells of.
@@ -63,7 +65,7 @@ impl Census {
             let is_instance = entry.subject_id.parse::<InstanceId>().is_ok();
             // What an instance held went with its VM, and an operator's ends with its record.
             let is_gone = gone.contains(&entry.subject_id)
-                || (is_instance && !census.agents.contains_key(&entry.subject_id))
+                || (is_instance && !census.standing.contains(&entry.subject_id))
                 || (entry.subject_id.starts_with("opr") && !census.operators.contains_key(&entry.subject_id));
             if is_gone {
                 continue;
@@ -82,8 +84,9 @@ impl Census {
             let it = record.value;
             if matches!(it.phase(), Phase::Deleted | Phase::Failed) {
                 gone.insert(it.id.to_string());
-            } else if let Some(cert) = it.cert {
-                self.agents.insert(it.id.to_string(), cert.current);
+            } else {
+                self.standing.insert(it.id.to_string());
+                self.agents.extend(it.cert.map(|cert| (it.id.to_string(), cert)));
             }
             return true;
         }
@@ -93,7 +96,7 @@ impl Census {
             if it.revoked.is_some() {
                 gone.insert(it.operator_id.to_string());
             } else {
-                self.operators.insert(it.operator_id.to_string(), it.cert.current);
+                self.operators.insert(it.operator_id.to_string(), it.cert);
             }
             return true;
         }
@@ -118,16 +121,18 @@ impl Census {
         self.operators.len()
     }
 
-    fn holders(&self) -> impl Iterator<Item = (&'static str, &String, &CertFact)> {
+    fn holders(&self) -> impl Iterator<Item = (&'static str, &String, &CertPair)> {
         let agents = self.agents.iter().map(|(id, cert)| ("agent", id, cert));
         agents.chain(self.operators.iter().map(|(id, cert)| ("operator", id, cert)))
     }
 
     /// Who has had no certificate since then, and with it no bundle.
-    pub(super) fn without_bundle(&self, since: Timestamp) -> Vec<String> {
-        let late = |(kind, id, cert): (&str, &String, &CertFact)| {
-            let issued = cert.not_before.plus(BACKDATING);
-            (issued < since).then(|| format!("{kind} {id} has a certificate of {issued} and may not know the new CA"))
+    pub(super) fn without_bundle(&self, since: Timestamp, now: Timestamp) -> Vec<String> {
+        let late = |(kind, id, cert): (&str, &String, &CertPair)| {
+            let issued = |it: &CertFact| Some(it.not_before.plus(BACKDATING)).filter(|at| *at < since);
+            let unused = || unused(cert, now).and_then(issued).map(|at| (at, ", for it has not used its new one yet,"));
+            let (issued, why) = issued(&cert.current).map(|at| (at, "")).or_else(unused)?;
+            Some(format!("{kind} {id} has a certificate of {issued}{why} and may not know the new CA"))
         };
         self.holders().filter_map(late).chain(self.unreadable.clone()).collect()
     }
@@ -135,8 +140,13 @@ impl Census {
     /// Who holds something by this CA that is valid and was not issued again since.
     pub(super) fn issued_by(&self, issuer: &str, now: Timestamp) -> Vec<String> {
         let mut found = BTreeSet::new();
-        for (kind, id, cert) in self.holders().filter(|(_, _, cert)| cert.issuer == issuer) {
-            found.insert(format!("{kind} {id} has a certificate by the old CA until {}", cert.not_after));
+        for (kind, id, cert) in self.holders() {
+            if cert.current.issuer == issuer {
+                found.insert(format!("{kind} {id} has a certificate by the old CA until {}", cert.current.not_after));
+            } else if let Some(before) = unused(cert, now).filter(|it| it.issuer == issuer) {
+                let why = "has not used its new certificate yet; the one before is by the old CA until";
+                found.insert(format!("{kind} {id} {why} {}", before.not_after));
+            }
         }
         for ((subject, _), it) in self.logged.iter().filter(|(_, it)| it.issuer == issuer && now < it.not_after) {
             // Their records were asked already, and know better.
@@ -152,13 +162,21 @@ impl Census {
         let others = self.logged.values().filter(|it| it.role != "agent" && it.role != "operator");
         let issuers = self
             .holders()
-            .map(|(_, _, cert)| &cert.issuer)
+            .flat_map(|(_, _, cert)| {
+                let before = unused(cert, now).map(|it| &it.issuer).filter(|it| **it != cert.current.issuer);
+                std::iter::once(&cert.current.issuer).chain(before)
+            })
             .chain(others.filter(|it| now < it.not_after).map(|it| &it.issuer));
         for issuer in issuers {
             *counts.entry(issuer.clone()).or_default() += 1;
         }
         counts
     }
+}
+
+/// The certificate before, while nobody has seen the new one: its answer may have been lost on the way.
+fn unused(cert: &CertPair, now: Timestamp) -> Option<&CertFact> {
+    cert.previous.as_ref().filter(|it| now < it.not_after)
 }
 
 fn is_told_of(key: &str) -> bool {

@@ -2,7 +2,8 @@
 //! place, and the stored CA bundle is followed. Connections that stand are touched by neither.
 //!
 //! Every server looks at `ca.crt` within ten minutes, whether it leads or not, before it begins a term, and at once on
-//! RefreshConfig.
+//! RefreshConfig. A leader puts one back that is gone: whoever found neither it nor a key would make another CA, and
+//! nobody in the cluster would trust that.
 
 use std::{
     sync::{Arc, Mutex, PoisonError},
@@ -11,7 +12,11 @@ use std::{
 
 use nstance_core::{
     ids::Epoch,
-    ports::{objects::ETag, secrets::Secrets},
+    ports::{
+        objects::{Condition, ETag},
+        secrets::Secrets,
+    },
+    time::Timestamp,
 };
 use nstance_identity::{
     ca::{Bundle, Ca},
@@ -26,8 +31,10 @@ use nstance_store::{
 
 use super::{AuthorityError, read_ca_key};
 use crate::{
+    events::{Reason, Tell},
     service::{files, register::logged},
     term::{Shared, Term},
+    vitals::Role,
 };
 
 /// Between two looks at `ca.crt`, of which up to `SPREAD` is chance: servers that began together should not ask
@@ -38,6 +45,10 @@ const SPREAD: Duration = Duration::from_secs(30);
 /// Never sooner than this: a CA about to end would otherwise make a busy loop.
 const LEAST: Duration = Duration::from_secs(60);
 
+/// A rotation takes longer than this from one CA to the next, unless it is forced: a CA that shares nothing with the one
+/// we saw so lately was made by somebody who did not find ours.
+const OVERLAP: Duration = Duration::from_secs(900);
+
 /// A term does not wait longer than this for a look.
 const TAKEOVER: Duration = Duration::from_secs(5);
 
@@ -47,13 +58,26 @@ pub struct CaSource {
     cache: Arc<Cache>,
     /// The version of `ca.crt` that is in force.
     seen: Mutex<Option<ETag>>,
+    /// When the CA in force was seen to be the stored one.
+    looked_at: Mutex<Timestamp>,
     /// Looks take turns: an older one must not undo a newer.
     turn: tokio::sync::Mutex<()>,
 }
 
 impl CaSource {
-    pub fn new(secrets: Arc<dyn Secrets>, cache: Arc<Cache>) -> Self {
-        Self { secrets, cache, seen: Mutex::default(), turn: tokio::sync::Mutex::default() }
+    /// For a server that has just read them.
+    pub fn new(secrets: Arc<dyn Secrets>, cache: Arc<Cache>, now: Timestamp) -> Self {
+        let (seen, looked_at) = (Mutex::default(), Mutex::new(now));
+        Self { secrets, cache, seen, looked_at, turn: tokio::sync::Mutex::default() }
+    }
+
+    /// By the wall clock, which goes on while a machine is suspended.
+    fn looked_lately(&self, now: Timestamp) -> bool {
+        now.since(*self.looked_at.lock().unwrap_or_else(PoisonError::into_inner)) < OVERLAP
+    }
+
+    fn looked(&self, now: Timestamp) {
+        *self.looked_at.lock().unwrap_or_else(PoisonError::into_inner) = now;
     }
 
     fn seen(&self) -> Option<ETag> {
@@ -160,9 +184,15 @@ async fn follow(shared: &Shared) -> Result<bool, AuthorityError> {
         Some(seen) => shared.store.get_if_changed(&key, &seen).await,
         None => shared.store.get(&key).await.map(Some),
     };
-    // A bucket that lost it says nothing of whom to trust.
-    let Some(object) = read.map_err(|source| AuthorityError::Store { what: key.clone(), source })? else {
-        return Ok(false);
+    let object = match read {
+        Ok(Some(object)) => object,
+        Ok(None) => {
+            source.looked(shared.clock.now());
+            return Ok(false);
+        }
+        // A bucket that lost it says nothing of whom to trust.
+        Err(error) if error.is_not_found() && may_put_back(shared) => return put_back(shared, &key).await,
+        Err(source) => return Err(AuthorityError::Store { what: key, source }),
     };
     let differs = object.body != shared.authority.bundle_pem().as_bytes();
     if differs {
@@ -171,11 +201,34 @@ async fn follow(shared: &Shared) -> Result<bool, AuthorityError> {
         let _ = source.cache.put_object(&key, &object.etag, &object.body, Epoch(0));
     }
     *source.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(object.etag);
+    source.looked(shared.clock.now());
     Ok(differs)
+}
+
+/// Who leads knows best; others may have looked longer ago.
+fn may_put_back(shared: &Shared) -> bool {
+    matches!(shared.vitals.role(), Role::Acquiring | Role::Leading)
+}
+
+async fn put_back(shared: &Shared, key: &str) -> Result<bool, AuthorityError> {
+    let body = shared.authority.bundle_pem().as_bytes().to_vec();
+    match shared.store.put(key, body, Condition::Create).await {
+        Ok(etag) => {
+            *shared.ca_source.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(etag);
+            shared.tell(Tell::shard(Reason::RecordRepaired, format!("{key} was gone and is put back")));
+            Ok(false)
+        }
+        // Somebody was first: the next look says what with.
+        Err(source) => Err(AuthorityError::Store { what: key.to_owned(), source }),
+    }
 }
 
 async fn adopt(shared: &Shared, body: &[u8]) -> Result<(), AuthorityError> {
     let bundle = Bundle::parse(body).map_err(AuthorityError::Ca)?;
+    let ours = Bundle::parse(shared.authority.bundle_pem().as_bytes()).map_err(AuthorityError::Ca)?;
+    if !ours.may_become(&bundle) && shared.ca_source.looked_lately(shared.clock.now()) {
+        return Err(AuthorityError::ForeignCa { found: bundle, ours });
+    }
     let secrets = shared.ca_source.secrets.as_ref();
     let fingerprint = bundle.issuer().fingerprint.clone();
     let key = read_ca_key(secrets, &fingerprint)

@@ -11,6 +11,7 @@ use nstance_core::{
     ports::clock::random,
 };
 use nstance_identity::{
+    ca::Bundle,
     keys::KeyPair,
     nonce::{OperatorNonce, new_jti, sign_operator_nonce},
 };
@@ -34,7 +35,8 @@ pub struct Operator {
     pub chain: Vec<u8>,
     client: OperatorServiceClient<Channel>,
     told: Arc<Mutex<Vec<v1::Event>>>,
-    _line: Line,
+    /// Its watch goes on where it was opened.
+    lines: Vec<Line>,
     _watch: JoinSet<()>,
 }
 
@@ -78,7 +80,18 @@ impl Operator {
                 telling.lock().expect("no panic").push(event);
             }
         });
-        Self { id: claims.operator, key, chain, client, told, _line: line, _watch: watch }
+        Self { id: claims.operator, key, chain, client, told, lines: vec![line], _watch: watch }
+    }
+
+    /// Goes on with a certificate that it was given, on a connection of its own.
+    pub async fn go_on_with(&mut self, shard: &Shard, renewed: &v1::RenewCertificateResponse) {
+        let bundle = Bundle::parse(&renewed.ca_bundle_pem).expect("a bundle");
+        self.chain.clone_from(&renewed.client_certificate_pem);
+        let tls = tls(&bundle, Some((&self.chain, &self.key)));
+        let line = dial(&shard.leader.advertised.operator, tls, Ipv4Addr::LOCALHOST).await.expect("the operator port");
+        self.client = OperatorServiceClient::new(line.channel.clone());
+        self.lines.push(line);
+        self.client().list_groups(()).await.expect("the new certificate passes");
     }
 
     /// Marks the operator's record, as the admin tool does.
