@@ -58,6 +58,14 @@ impl KeyPair {
         Self::from_pkcs8_der(der.secret_pkcs8_der())
     }
 
+    /// Reads one block after the other; one at least.
+    pub fn all_from_pkcs8_pem(text: &[u8]) -> Result<Vec<Self>, KeyError> {
+        let keys: Result<Vec<_>, _> = PrivatePkcs8KeyDer::pem_slice_iter(text)
+            .map(|block| Self::from_pkcs8_der(block.map_err(|_| KeyError::Private)?.secret_pkcs8_der()))
+            .collect();
+        keys.and_then(|keys| if keys.is_empty() { Err(KeyError::Private) } else { Ok(keys) })
+    }
+
     fn from_pkcs8_der(der: &[u8]) -> Result<Self, KeyError> {
         let read = Ed25519KeyPair::from_pkcs8_maybe_unchecked(der).map_err(|_| KeyError::Private)?;
         // ring keeps the seed to itself. It lies at the same place in both versions; if some odd encoding moved it, the
@@ -194,6 +202,21 @@ mod tests {
         assert_eq!(KeyPair::from_pkcs8_pem(rsa.as_bytes()).unwrap_err(), KeyError::Private);
         let public = openssl(&["pkey", "-pubout"], rsa.as_bytes()).unwrap();
         assert_eq!(PublicKey::from_pem(public.as_bytes()).unwrap_err(), KeyError::Public);
+    }
+
+    #[test]
+    fn several_keys_are_read_in_their_order() {
+        let keys = [KeyPair::generate(&Dice::new(5)), KeyPair::generate(&Dice::new(6))];
+        let text = format!("{}\n{}", keys[0].to_pkcs8_pem().as_str(), keys[1].to_pkcs8_pem().as_str());
+        let read = KeyPair::all_from_pkcs8_pem(text.as_bytes()).unwrap();
+        assert_eq!(read.iter().map(KeyPair::public_key).collect::<Vec<_>>(), keys.map(|it| it.public_key()));
+        for bad in ["", "text", keys_and_a_torn_one(&text).as_str()] {
+            assert_eq!(KeyPair::all_from_pkcs8_pem(bad.as_bytes()).unwrap_err(), KeyError::Private);
+        }
+    }
+
+    fn keys_and_a_torn_one(text: &str) -> String {
+        format!("{text}\n-----BEGIN PRIVATE KEY-----\nMC4CAQAwBQYDK2VwBCIEIA==\n-----END PRIVATE KEY-----\n")
     }
 
     #[test]

@@ -18,15 +18,20 @@ pub enum VaultError {
     Key { name: String, source: KeyError },
 }
 
-/// `None` on the store's own word only.
-pub async fn read_key(secrets: &dyn Secrets, name: &str) -> Result<Option<KeyPair>, VaultError> {
+/// All keys under a name: the first signs, all verify, so that a new one can be put before the old one while what that
+/// signed is still about. None on the store's own word only.
+pub async fn read_keys(secrets: &dyn Secrets, name: &str) -> Result<Vec<KeyPair>, VaultError> {
     match secrets.get(name).await {
-        Ok(secret) => KeyPair::from_pkcs8_pem(&secret.0)
-            .map(Some)
+        Ok(secret) => KeyPair::all_from_pkcs8_pem(&secret.0)
             .map_err(|source| VaultError::Key { name: name.to_owned(), source }),
-        Err(error) if error.is_not_found() => Ok(None),
+        Err(error) if error.is_not_found() => Ok(Vec::new()),
         Err(source) => Err(VaultError::Store { what: name.to_owned(), source }),
     }
+}
+
+/// The one of them that signs.
+pub async fn read_key(secrets: &dyn Secrets, name: &str) -> Result<Option<KeyPair>, VaultError> {
+    Ok(read_keys(secrets, name).await?.into_iter().next())
 }
 
 /// A CA's key: under the certificate's own name, else under the first one's.

@@ -29,7 +29,7 @@ use nstance_identity::{
     nonce::{AgentNonce, NonceKeys, sign_agent_nonce},
     renew::renew_at,
     tls::{ClientTrust, ServerIdentity, TlsError},
-    vault::{VaultError, read_ca_key, read_key, store_key},
+    vault::{VaultError, read_ca_key, read_key, read_keys, store_key},
 };
 use nstance_store::{
     cache::Cache,
@@ -107,12 +107,14 @@ pub struct Vault<'a> {
 pub struct Keys {
     pub ca: Ca,
     nonce: KeyPair,
+    /// By which nonces are known, too.
+    older_nonces: Vec<KeyPair>,
 }
 
 impl Keys {
     /// For those who have them from elsewhere than a vault; a test for instance.
     pub fn new(ca: Ca, nonce: KeyPair) -> Self {
-        Self { ca, nonce }
+        Self { ca, nonce, older_nonces: Vec::new() }
     }
 }
 
@@ -221,8 +223,9 @@ impl Vault<'_> {
             .await?
             .ok_or_else(|| AuthorityError::KeyLost { fingerprint, secrets: self.secrets.describe() })?;
         let ca = Ca::load(&body, [key]).map_err(AuthorityError::Ca)?;
-        let nonce = self.key(NONCE_KEY_SECRET).await?.ok_or_else(|| self.missing(NONCE_KEY_SECRET))?;
-        Ok(Keys { ca, nonce })
+        let mut nonces = read_keys(self.secrets, NONCE_KEY_SECRET).await?.into_iter();
+        let nonce = nonces.next().ok_or_else(|| self.missing(NONCE_KEY_SECRET))?;
+        Ok(Keys { ca, nonce, older_nonces: nonces.collect() })
     }
 
     fn missing(&self, what: &str) -> AuthorityError {
@@ -295,14 +298,14 @@ impl Authority {
         entropy: Arc<dyn Entropy>,
     ) -> Result<Self, AuthorityError> {
         let own_key = KeyPair::generate(entropy.as_ref());
-        let Keys { ca, nonce } = keys;
+        let Keys { ca, nonce, older_nonces } = keys;
         let own = ca
             .issue_server(&profile, &own_key.public_key(), now, SERVER_TTL, entropy.as_ref())
             .map_err(AuthorityError::Issue)?;
         let identity = ServerIdentity::new(own.chain_pem.as_bytes(), &own_key).map_err(AuthorityError::Tls)?;
         let trust = ClientTrust::new(ca.bundle()).map_err(AuthorityError::Tls)?;
         Ok(Self {
-            nonce_keys: NonceKeys::new([nonce.public_key()]),
+            nonce_keys: NonceKeys::new(std::iter::once(&nonce).chain(&older_nonces).map(KeyPair::public_key)),
             ca: RwLock::new(Arc::new(ca)),
             nonce,
             own: Mutex::new(Own::new(own, entropy.as_ref())),

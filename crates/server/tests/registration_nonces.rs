@@ -18,9 +18,13 @@ use futures::future::join_all;
 use nstance_core::{
     ids::{InstanceId, uuid_v7},
     instance::Phase,
-    ports::clock::random,
+    ports::{
+        clock::random,
+        secrets::{Secret, Secrets as _},
+    },
 };
 use nstance_identity::{
+    ca::NONCE_KEY_SECRET,
     keys::KeyPair,
     nonce::{AgentNonce, new_jti, sign_agent_nonce, sign_operator_nonce},
     peer::{Peer, PeerName},
@@ -484,4 +488,28 @@ async fn flood_leaves_registration_working() {
     );
     assert_refused(refused, Code::ResourceExhausted, "RATE_LIMITED");
     register_agent(&shard, &nonce, &key(&shard)).await.expect("another source is not touched");
+}
+
+#[tokio::test]
+async fn a_new_nonce_key_before_the_old_one_signs_and_both_are_known() {
+    let shard = Shard::start(1).await;
+    let id = shard.only_vm().await;
+    let (older, newer, unknown) = (shard.site.nonce_key().await, key(&shard), key(&shard));
+    let both = [newer.to_pkcs8_pem(), older.to_pkcs8_pem()].map(|it| it.as_str().to_owned()).concat();
+    shard.site.secrets().put(NONCE_KEY_SECRET, &Secret(both.into_bytes())).await.unwrap();
+    let shard = shard.restart("srv-2").await;
+    register_agent(&shard, &nonce(&shard, id), &key(&shard)).await.expect("a machine that was made before");
+    for signer in [&older, &newer] {
+        let nonce = sign_operator_nonce(signer, &operator::claims(&shard.site));
+        register_operator(&shard, &nonce, &key(&shard)).await.unwrap();
+    }
+    let forged = sign_operator_nonce(&unknown, &operator::claims(&shard.site));
+    assert_refused(register_operator(&shard, &forged, &key(&shard)).await, Code::Unauthenticated, "NONCE_INVALID");
+    // The first one signs.
+    let config = Some(v1::GroupConfig { size: Some(2), ..v1::GroupConfig::default() });
+    let larger = v1::UpsertGroupRequest { key: "web".to_owned(), config, ..v1::UpsertGroupRequest::default() };
+    Operator::on(&shard).await.client().upsert_group(larger).await.unwrap();
+    let made = shard.vms(2).await.into_iter().find(|it| *it != id).unwrap();
+    let kid = BASE64URL_NOPAD.decode(nonce(&shard, made).split('.').next().unwrap().as_bytes()).unwrap();
+    assert!(String::from_utf8(kid).unwrap().contains(&newer.fingerprint()));
 }

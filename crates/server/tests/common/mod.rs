@@ -261,7 +261,7 @@ impl Site {
 
     pub async fn secret_key(&self, name: &str) -> KeyPair {
         let secret = self.secrets().get(name).await.expect("the secret");
-        KeyPair::from_pkcs8_pem(&secret.0).expect("a key")
+        KeyPair::all_from_pkcs8_pem(&secret.0).expect("a key").remove(0)
     }
 
     pub async fn put_secret_key(&self, name: &str, key: &KeyPair) {
