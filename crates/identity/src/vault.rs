@@ -22,8 +22,9 @@ pub enum VaultError {
 /// signed is still about. None on the store's own word only.
 pub async fn read_keys(secrets: &dyn Secrets, name: &str) -> Result<Vec<KeyPair>, VaultError> {
     match secrets.get(name).await {
-        Ok(secret) => KeyPair::all_from_pkcs8_pem(&secret.0)
-            .map_err(|source| VaultError::Key { name: name.to_owned(), source }),
+        Ok(secret) => {
+            KeyPair::all_from_pkcs8_pem(&secret.0).map_err(|source| VaultError::Key { name: name.to_owned(), source })
+        }
         Err(error) if error.is_not_found() => Ok(Vec::new()),
         Err(source) => Err(VaultError::Store { what: name.to_owned(), source }),
     }

@@ -11,6 +11,7 @@ use tonic::{Request, Response, Status, Streaming};
 
 use super::{
     auth::Caller,
+    conn::ConnInfo,
     ends::{Ends, gone},
     status::{Refusal, cut},
 };
@@ -162,7 +163,8 @@ impl AgentService for Agents {
         request: Request<v1::RenewCertificateRequest>,
     ) -> Result<Response<v1::RenewCertificateResponse>, Status> {
         let caller = Caller::of(&request)?;
-        let renewed = certificates::renew(&self.term, &caller, &request.get_ref().public_key_pem);
+        let renewed =
+            certificates::renew(&self.term, &caller, ConnInfo::remote_of(&request), &request.get_ref().public_key_pem);
         Ok(Response::new(renewed.await?))
     }
 }

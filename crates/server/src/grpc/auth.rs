@@ -43,6 +43,14 @@ impl Caller {
         }
     }
 
+    /// Its id, as certificates and events name it.
+    pub fn subject(&self) -> String {
+        match self {
+            Self::Agent { instance, .. } => instance.to_string(),
+            Self::Operator { operator, .. } => operator.to_string(),
+        }
+    }
+
     pub fn peer(&self) -> &Peer {
         match self {
             Self::Agent { peer, .. } | Self::Operator { peer, .. } => peer,

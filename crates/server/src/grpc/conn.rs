@@ -40,6 +40,13 @@ pub struct ConnInfo {
     pub closed: CancellationToken,
 }
 
+impl ConnInfo {
+    /// Where a request comes from; nowhere in a process that serves without sockets.
+    pub fn remote_of<T>(request: &tonic::Request<T>) -> Option<SocketAddr> {
+        request.extensions().get::<Self>().map(|info| info.remote)
+    }
+}
+
 /// A TCP stream that tells when it ends.
 pub struct Watched {
     inner: TcpStream,

@@ -6,7 +6,7 @@ use nstance_core::{ids::InstanceId, instance::Phase};
 use nstance_proto::v1::{self, operator_service_server::OperatorService};
 use tonic::{Request, Response, Status};
 
-use super::{auth::Caller, convert, status::Refusal, watch};
+use super::{auth::Caller, conn::ConnInfo, convert, status::Refusal, watch};
 use crate::{
     authority::keep,
     service::{certificates, explain, groups, instances, on_demand, refresh, status},
@@ -126,7 +126,7 @@ impl OperatorService for Operator {
         request: Request<v1::RefreshConfigRequest>,
     ) -> Result<Response<v1::RefreshConfigResponse>, Status> {
         let caller = Caller::of(&request)?;
-        let (tenant, actor) = (caller.tenant().clone(), actor(&caller));
+        let (tenant, actor) = (caller.tenant().clone(), caller.subject());
         let v1::RefreshConfigRequest { confirm_removals, dry_run } = request.into_inner();
         // Whoever was revoked is cut off now and not in five minutes, whatever becomes of the config.
         self.term.operators.forget();
@@ -149,7 +149,7 @@ impl OperatorService for Operator {
         request: Request<v1::UpsertGroupRequest>,
     ) -> Result<Response<v1::GroupStatus>, Status> {
         let caller = Caller::of(&request)?;
-        let upsert = convert::upsert(caller.tenant(), actor(&caller), request.into_inner())?;
+        let upsert = convert::upsert(caller.tenant(), caller.subject(), request.into_inner())?;
         let group = upsert.group.clone();
         groups::upsert(&self.term, upsert).await?;
         status::group(&self.term, &group)
@@ -159,7 +159,7 @@ impl OperatorService for Operator {
 
     async fn delete_group(&self, request: Request<v1::DeleteGroupRequest>) -> Result<Response<()>, Status> {
         let caller = Caller::of(&request)?;
-        let removal = convert::removal(caller.tenant(), actor(&caller), request.into_inner())?;
+        let removal = convert::removal(caller.tenant(), caller.subject(), request.into_inner())?;
         groups::delete(&self.term, removal).await?;
         Ok(Response::new(()))
     }
@@ -169,7 +169,7 @@ impl OperatorService for Operator {
         request: Request<v1::CreateInstanceRequest>,
     ) -> Result<Response<v1::CreateInstanceResponse>, Status> {
         let caller = Caller::of(&request)?;
-        let wish = convert::wish(caller.tenant(), actor(&caller), request.into_inner());
+        let wish = convert::wish(caller.tenant(), caller.subject(), request.into_inner());
         let created = on_demand::create(&self.term, wish).await?;
         let (instance_id, status) = (created.instance.to_string(), created.status.to_owned());
         Ok(Response::new(v1::CreateInstanceResponse { instance_id, status }))
@@ -215,7 +215,8 @@ impl OperatorService for Operator {
         request: Request<v1::RenewCertificateRequest>,
     ) -> Result<Response<v1::RenewCertificateResponse>, Status> {
         let caller = Caller::of(&request)?;
-        let renewed = certificates::renew(&self.term, &caller, &request.get_ref().public_key_pem);
+        let renewed =
+            certificates::renew(&self.term, &caller, ConnInfo::remote_of(&request), &request.get_ref().public_key_pem);
         Ok(Response::new(renewed.await?))
     }
 
@@ -255,19 +256,11 @@ impl OperatorService for Operator {
     }
 }
 
-/// Who asked, for facts and events.
-fn actor(caller: &Caller) -> String {
-    match caller {
-        Caller::Operator { operator, .. } => operator.to_string(),
-        Caller::Agent { instance, .. } => instance.to_string(),
-    }
-}
-
 /// The instance a request names. What is no id names nobody.
 fn target(caller: &Caller, text: &str) -> Result<instances::Target, Status> {
     let missing = |_| Refusal::not_found(format!("there is no instance {text}"));
     let instance = text.parse::<InstanceId>().map_err(missing)?;
-    Ok(instances::Target { instance, tenant: caller.tenant().clone(), actor: actor(caller) })
+    Ok(instances::Target { instance, tenant: caller.tenant().clone(), actor: caller.subject() })
 }
 
 /// Where a list goes on: after which instance, and what its first page said about resuming.

@@ -13,7 +13,6 @@ use crate::{
     term::Term,
 };
 
-const CALL: Duration = Duration::from_secs(10);
 const IN_FLIGHT: usize = 200;
 /// Who is turned away for lack of room should come again within this time: as long as it takes to work off a burst, and
 /// until a source that failed too often may try twice more.
@@ -36,8 +35,9 @@ impl Registrations {
         request: Request<v1::RegisterClientRequest>,
         asking: Asking,
     ) -> Result<Response<v1::RegisterClientResponse>, Status> {
-        let remote = request.extensions().get::<ConnInfo>().map(|info| info.remote);
+        let remote = ConnInfo::remote_of(&request);
         let limited = || {
+            tracing::info!(reason = "RATE_LIMITED", remote = remote.map(tracing::field::display), "identity refused");
             let limited = Refusal::new(Code::ResourceExhausted, "RATE_LIMITED", "too many registrations; retry later");
             limited.within(LATER)
         };
@@ -46,10 +46,7 @@ impl Registrations {
                 return Err(limited());
             }
             let _place = self.in_flight.try_acquire().map_err(|_| limited())?;
-            let registering = register::register(&self.term, request.into_inner(), asking);
-            tokio::time::timeout(CALL, registering).await.unwrap_or_else(|_| {
-                Err(Refusal::unavailable("STORE_UNAVAILABLE", "registration did not finish in time; retry"))
-            })
+            register::register(&self.term, request.into_inner(), asking, remote).await
         };
         match outcome.await {
             Ok(answer) => {
@@ -65,8 +62,6 @@ impl Registrations {
                 }
                 let labels = ReasonLabels { reason: refusal.reason };
                 self.term.shared.metrics.registration_rejected.get_or_create(&labels).inc();
-                let remote = remote.map(|remote| remote.to_string()).unwrap_or_default();
-                tracing::info!(reason = refusal.reason, remote, message = refusal.message, "registration refused");
                 Err(refusal.into())
             }
         }

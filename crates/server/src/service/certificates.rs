@@ -3,6 +3,7 @@
 
 use std::{
     collections::BTreeMap,
+    net::SocketAddr,
     sync::{Arc, Mutex, PoisonError},
     time::Duration,
 };
@@ -18,6 +19,7 @@ use nstance_proto::v1;
 use tonic::Code;
 
 use super::{
+    audit::Audit,
     groups::problem,
     register::{cert_fact, log, stalled},
     status::timestamp,
@@ -60,10 +62,26 @@ impl Renewals {
     }
 }
 
+/// Renews the caller's certificate, and notes what came of it.
 pub async fn renew(
     term: &Arc<Term>,
     caller: &Caller,
+    remote: Option<SocketAddr>,
     public_key_pem: &[u8],
+) -> Result<v1::RenewCertificateResponse, Refusal> {
+    let mut audit = Audit::new("renewal", caller.peer().role(), remote);
+    audit.key(&caller.peer().public_key);
+    audit.subject(caller.subject(), caller.tenant());
+    let renewed = try_renew(term, caller, public_key_pem, &mut audit).await;
+    audit.close(term, renewed.as_ref().err());
+    renewed
+}
+
+async fn try_renew(
+    term: &Arc<Term>,
+    caller: &Caller,
+    public_key_pem: &[u8],
+    audit: &mut Audit,
 ) -> Result<v1::RenewCertificateResponse, Refusal> {
     stalled(term)?;
     let bad = |error: &dyn std::fmt::Display| {
@@ -74,10 +92,7 @@ pub async fn renew(
         let message = "a certificate is renewed for its own key only; another key needs a nonce";
         return Err(Refusal::invalid("KEY_CHANGE", message));
     }
-    let subject = match caller {
-        Caller::Agent { instance, .. } => instance.to_string(),
-        Caller::Operator { operator, .. } => operator.to_string(),
-    };
+    let subject = caller.subject();
     term.renewals.take(&subject, term.shared.clock.monotonic())?;
     let issued = match caller {
         Caller::Agent { instance, tenant, peer } => renew_agent(term, *instance, tenant, peer, &key).await,
@@ -85,6 +100,7 @@ pub async fn renew(
     };
     let issued = issued.inspect_err(|_| term.renewals.give_back(&subject))?;
     stalled(term)?;
+    audit.serial(&issued.serial);
     Ok(v1::RenewCertificateResponse {
         client_certificate_pem: issued.chain_pem.clone().into_bytes(),
         expires_at: Some(timestamp(issued.not_after)),

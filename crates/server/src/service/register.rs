@@ -3,7 +3,11 @@
 //! The conditional write of the record (agents) or of the nonce object (operators) is the commit: of two racing calls
 //! one wins, and the other is told so. No certificate leaves before its log entry and its commit are durable.
 
-use std::{net::IpAddr, sync::Arc, time::Duration};
+use std::{
+    net::{IpAddr, SocketAddr},
+    sync::Arc,
+    time::Duration,
+};
 
 use nstance_config::Code as ProblemCode;
 use nstance_core::{
@@ -15,6 +19,7 @@ use nstance_identity::{
     keys::PublicKey,
     nonce::{AgentNonce, NonceError, OperatorNonce},
     renew::renew_after,
+    role::Role,
 };
 use nstance_proto::v1;
 use nstance_rt::chain::Chain;
@@ -28,6 +33,7 @@ use nstance_store::{
 };
 
 use super::{
+    audit::Audit,
     groups::problem,
     rejoin::{self, Proof, is_in},
     status::timestamp,
@@ -41,6 +47,9 @@ use crate::{
 
 const NONCE_FIELD: &str = "registration_nonce_jwt";
 
+/// How long a call may take in all.
+const CALL: Duration = Duration::from_secs(10);
+
 /// How long a call waits for an intent that is still being written.
 const INTENT: Duration = Duration::from_secs(5);
 
@@ -53,17 +62,39 @@ pub enum Asking {
     Operator,
 }
 
+/// Registers whoever calls from there, and notes what came of it.
 pub async fn register(
     term: &Arc<Term>,
     request: v1::RegisterClientRequest,
     asking: Asking,
+    remote: Option<SocketAddr>,
+) -> Result<v1::RegisterClientResponse, Refusal> {
+    let role = match asking {
+        Asking::Agent => Role::Agent,
+        Asking::Operator => Role::Operator,
+    };
+    let mut audit = Audit::new("registration", role, remote);
+    let registering = try_register(term, request, asking, &mut audit);
+    let registered = tokio::time::timeout(CALL, registering).await.unwrap_or_else(|_| {
+        Err(Refusal::unavailable("STORE_UNAVAILABLE", "registration did not finish in time; retry"))
+    });
+    audit.close(term, registered.as_ref().err());
+    registered
+}
+
+async fn try_register(
+    term: &Arc<Term>,
+    request: v1::RegisterClientRequest,
+    asking: Asking,
+    audit: &mut Audit,
 ) -> Result<v1::RegisterClientResponse, Refusal> {
     // 2. Nobody acts, and nobody is told "unknown", without the lease.
     stalled(term)?;
     // 3. All faults of the request at once.
     let parsed = parse(&request, asking)?;
+    audit.key(&parsed.key);
     if let Some(proof) = parsed.rejoin {
-        return rejoin::rejoin(term, proof, &parsed.key).await;
+        return rejoin::rejoin(term, proof, &parsed.key, audit).await;
     }
     // 4., 5. Nothing is looked up before the signature is known to be ours.
     let keys = term.shared.authority.nonce_keys();
@@ -72,12 +103,16 @@ pub async fn register(
             // By the term's time, which made it: a wall clock that was set in between must not lock new machines out.
             let nonce =
                 keys.verify_agent(&request.registration_nonce_jwt, term.now()).map_err(|error| refuse(&error))?;
-            register_agent(term, nonce, parsed).await
+            audit.subject(nonce.instance, &nonce.tenant);
+            audit.jti(&nonce.jti);
+            register_agent(term, nonce, parsed, audit).await
         }
         Asking::Operator => {
             let now = term.shared.clock.now();
             let nonce = keys.verify_operator(&request.registration_nonce_jwt, now).map_err(|error| refuse(&error))?;
-            register_operator(term, nonce, parsed).await
+            audit.subject(nonce.operator, &nonce.tenant);
+            audit.jti(&nonce.jti);
+            register_operator(term, nonce, parsed, audit).await
         }
     }
 }
@@ -173,6 +208,7 @@ async fn register_agent(
     term: &Arc<Term>,
     nonce: AgentNonce,
     parsed: Parsed,
+    audit: &mut Audit,
 ) -> Result<v1::RegisterClientResponse, Refusal> {
     // 6. Ours?
     same("WRONG_CLUSTER", "cluster", nonce.cluster.as_str(), term.shared.cluster.as_str())?;
@@ -241,6 +277,7 @@ async fn register_agent(
             .detail("jti", &nonce.jti),
     );
     term.wake(&committed.group);
+    audit.serial(&issued.serial);
     Ok(answer(term, &issued, id.to_string()))
 }
 
@@ -353,6 +390,7 @@ async fn register_operator(
     term: &Arc<Term>,
     nonce: OperatorNonce,
     parsed: Parsed,
+    audit: &mut Audit,
 ) -> Result<v1::RegisterClientResponse, Refusal> {
     same("WRONG_CLUSTER", "cluster", nonce.cluster.as_str(), term.shared.cluster.as_str())?;
     if !term.applied().config.tenants.contains(&nonce.tenant) {
@@ -429,6 +467,7 @@ async fn register_operator(
             .detail("operator", nonce.operator)
             .detail("serial", &issued.serial),
     );
+    audit.serial(&issued.serial);
     Ok(answer(term, &issued, nonce.operator.to_string()))
 }
 

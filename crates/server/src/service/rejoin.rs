@@ -19,6 +19,7 @@ use nstance_proto::v1;
 use nstance_store::records::operator::OperatorRecord;
 
 use super::{
+    audit::Audit,
     groups::problem,
     register::{Asking, answer, cert_fact, log, stalled},
 };
@@ -110,14 +111,17 @@ pub(super) async fn rejoin(
     term: &Arc<Term>,
     proof: Proof,
     key: &PublicKey,
+    audit: &mut Audit,
 ) -> Result<v1::RegisterClientResponse, Refusal> {
+    audit.is("rejoin");
+    audit.subject(&proof.client_id, &proof.tenant);
     // Nothing is looked up for somebody who does not even hold the key it names.
     if !proof.is_signed_by(key, term) {
         return Err(refused());
     }
     match proof.subject {
-        Subject::Agent(id) => rejoin_agent(term, id, &proof, key).await,
-        Subject::Operator(id) => rejoin_operator(term, id, &proof, key).await,
+        Subject::Agent(id) => rejoin_agent(term, id, &proof, key, audit).await,
+        Subject::Operator(id) => rejoin_operator(term, id, &proof, key, audit).await,
     }
 }
 
@@ -137,6 +141,7 @@ async fn rejoin_agent(
     id: InstanceId,
     proof: &Proof,
     key: &PublicKey,
+    audit: &mut Audit,
 ) -> Result<v1::RegisterClientResponse, Refusal> {
     let (known, dead) = {
         let state = term.world.lock();
@@ -189,6 +194,7 @@ async fn rejoin_agent(
             .detail("counter", proof.counter)
             .by(id.to_string()),
     );
+    audit.serial(&issued.serial);
     Ok(answer(term, &issued, id.to_string()))
 }
 
@@ -210,6 +216,7 @@ async fn rejoin_operator(
     id: OperatorId,
     proof: &Proof,
     key: &PublicKey,
+    audit: &mut Audit,
 ) -> Result<v1::RegisterClientResponse, Refusal> {
     let unavailable = |error| record_refusal(&term.failed(error));
     let records = &term.shared.records;
@@ -259,6 +266,7 @@ async fn rejoin_operator(
             .detail("counter", proof.counter)
             .by(id.to_string()),
     );
+    audit.serial(&issued.serial);
     Ok(answer(term, &issued, id.to_string()))
 }
 
