@@ -101,7 +101,10 @@ async fn live(ctx: &Context, reports: &mut Reports) -> Result<(), Stopped> {
                 }
             }
             Step::Rejoin => {
-                ctx.control.set(State::Rejoining);
+                // Whoever is dismissed stays so until a server takes it back.
+                if !ctx.control.is(&State::Dismissed) {
+                    ctx.control.set(State::Rejoining);
+                }
                 let help = Help::new(ctx);
                 ctx.pause_unless_urgent(rejoins.pause(ctx)).await?;
                 match rejoin(ctx, &help).await? {
@@ -114,7 +117,7 @@ async fn live(ctx: &Context, reports: &mut Reports) -> Result<(), Stopped> {
             Step::Serve => match serve(ctx, reports).await {
                 SessionOver::Rejoin => Step::Rejoin,
                 SessionOver::Helped => Step::Enrol { refused: true },
-                SessionOver::Park(why) => Step::Park { why, refused: true, help: Help::new(ctx) },
+                SessionOver::Park { why, refused } => Step::Park { why, refused, help: Help::new(ctx) },
                 SessionOver::Left => return Ok(()),
             },
             Step::Park { why, refused, help } => {

@@ -9,7 +9,7 @@ use nstance_rt::{chain::Chain, clock::SystemClock};
 use crate::{
     disk::Disk,
     enrol::certificate_of,
-    identity_dir::{IdentityDir, inspect},
+    identity_dir::{IdentityDir, directory_problems, inspect},
     link::{TcpNet, dial},
     settings::{Address, Problem, Settings},
 };
@@ -33,7 +33,10 @@ fn bad(text: impl Into<String>) -> Line {
 pub async fn check(settings: Result<Settings, Vec<Problem>>) -> Vec<Line> {
     let settings = match settings {
         Ok(settings) => settings,
-        Err(problems) => return problems.iter().map(|problem| bad(problem.to_string())).collect(),
+        Err(mut problems) => {
+            problems.extend(directory_problems());
+            return problems.iter().map(|problem| bad(problem.to_string())).collect();
+        }
     };
     let mut lines = vec![good("environment")];
     match inspect(&settings) {
@@ -50,12 +53,25 @@ pub async fn check(settings: Result<Settings, Vec<Problem>>) -> Vec<Line> {
     lines.push(identity_line(&settings, &dir, now));
     if let Ok(bundle) = &bundle {
         for (what, addresses) in [("registration", &settings.registration), ("agent", &settings.agent)] {
-            for address in addresses {
-                lines.push(reach(bundle, what, address).await);
-            }
+            lines.extend(reach_any(bundle, what, addresses).await);
         }
     }
     lines
+}
+
+/// One server leads, and the others may not listen at all: that one address answers is enough.
+async fn reach_any(bundle: &Bundle, what: &str, addresses: &[Address]) -> Vec<Line> {
+    let mut found = Vec::new();
+    for address in addresses {
+        found.push((address, reach(bundle, address).await));
+    }
+    let reached = found.iter().any(|(_, reached)| reached.is_ok());
+    let line = |(address, result)| match result {
+        Ok(()) => good(format!("{what} {address}")),
+        Err(why) if reached => good(format!("{what} {address}: not needed, another answers: {why}")),
+        Err(why) => bad(format!("{what} {address}: {why}")),
+    };
+    found.into_iter().map(line).collect()
 }
 
 fn ca_line(bundle: &Bundle, now: Timestamp) -> Line {
@@ -92,13 +108,7 @@ fn identity_line(settings: &Settings, dir: &IdentityDir, now: Timestamp) -> Line
 }
 
 /// A port that asks for a client certificate still completes the handshake's server half, which is all that is asked.
-async fn reach(bundle: &Bundle, what: &str, address: &Address) -> Line {
-    let tls = match client_config(bundle, None, Arc::new(SystemClock)) {
-        Ok(tls) => tls,
-        Err(error) => return bad(Chain(&error).to_string()),
-    };
-    match dial(&TcpNet, &tls, address).await {
-        Ok(_) => good(format!("{what} {address}")),
-        Err(error) => bad(format!("{what} {address}: {}", Chain(&error))),
-    }
+async fn reach(bundle: &Bundle, address: &Address) -> Result<(), String> {
+    let tls = client_config(bundle, None, Arc::new(SystemClock)).map_err(|error| Chain(&error).to_string())?;
+    dial(&TcpNet, &tls, address).await.map(drop).map_err(|error| Chain(&error).to_string())
 }

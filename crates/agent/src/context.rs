@@ -4,7 +4,7 @@ use std::{
     future::Future,
     net::{IpAddr, SocketAddr},
     sync::{
-        Arc, Mutex, PoisonError,
+        Arc, Mutex, OnceLock, PoisonError,
         atomic::{AtomicU64, Ordering},
     },
     time::Duration,
@@ -17,7 +17,7 @@ use nstance_core::{
 use nstance_rt::entropy::hex;
 use tokio::{
     sync::{Notify, watch},
-    time::sleep,
+    time::{Instant, sleep},
 };
 use tokio_util::sync::CancellationToken;
 
@@ -168,6 +168,8 @@ pub(crate) struct Context {
     complaint: Mutex<String>,
     /// The last certificate that this process received.
     received: Mutex<Option<Received>>,
+    /// Until when a server may still be told that we go; set with the notice that says so.
+    pub(crate) leave_by: OnceLock<Instant>,
 }
 
 impl Context {
@@ -187,6 +189,7 @@ impl Context {
             found: Mutex::default(),
             complaint: Mutex::default(),
             received: Mutex::default(),
+            leave_by: OnceLock::new(),
         }
     }
 

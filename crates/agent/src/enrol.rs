@@ -27,15 +27,16 @@ use rustls::{
     pki_types::{CertificateDer, pem::PemObject as _},
 };
 use tokio::time::{sleep, timeout};
-use tonic::{Request, Status};
+use tonic::Request;
 
 use crate::{
     context::{Context, State, Stopped},
     health::AGENT_VERSION,
     identity_dir::{DirError, RejoinCounter},
-    link::{DialError, dial},
+    link::{DialError, Distrust, dial},
     reconnect::{Reconnect, about},
     refusal::{CallError, Refusal, Verdict},
+    session::CLOCK,
     settings::{Address, Settings},
 };
 
@@ -82,6 +83,17 @@ pub(crate) enum AttemptError {
 }
 
 impl AttemptError {
+    /// How much it says: what a server told is worth more than what became of a call to it, and that more than a server
+    /// that is not to be trusted, or one that is not there.
+    fn weight(&self) -> u8 {
+        match self {
+            Self::Call { source: CallError::Refused(_), .. } => 3,
+            Self::Dial(DialError::Untrusted { .. }) => 1,
+            Self::Dial(_) => 0,
+            Self::Call { .. } | Self::Answer { .. } | Self::Dir(_) | Self::Tls(_) => 2,
+        }
+    }
+
     fn refusal(&self) -> Option<&Refusal> {
         match self {
             Self::Call { source: CallError::Refused(refusal), .. } => Some(refusal),
@@ -253,6 +265,8 @@ pub(crate) async fn rejoin(ctx: &Context, help: &Help<'_>) -> Result<Enrolment, 
                     // Only a repeated counter, which the server knows how to answer.
                     tracing::warn!(error = %Chain(&error), "rejoin counter not closed");
                 }
+                // Whoever was dismissed is counted on again.
+                ctx.control.set(State::Connecting);
                 return Ok(Enrolment::Ready);
             }
             Err(failed) => match failed.verdict {
@@ -271,8 +285,12 @@ pub(crate) async fn rejoin(ctx: &Context, help: &Help<'_>) -> Result<Enrolment, 
                     }
                 }
                 _ => {
-                    ctx.control.set(State::Rejoining);
-                    if help.came_within(waits.next(ctx, &failed, HELP)).await? {
+                    let mut wait = waits.next(ctx, &failed, HELP);
+                    // Only a server that takes us back ends that; one that is not there does not, nor one that is busy.
+                    if ctx.control.is(&State::Dismissed) {
+                        wait = wait.max(about(DISMISSED_PAUSE, ctx.entropy()));
+                    }
+                    if help.came_within(wait).await? {
                         return Ok(Enrolment::Helped);
                     }
                 }
@@ -337,12 +355,21 @@ fn old_identity(ctx: &Context) -> Result<Result<(KeyPair, Tenant, ClusterId), &'
 /// What one round over all addresses came to.
 struct Failed {
     verdict: Verdict,
-    untrusted: bool,
     retry: Option<Duration>,
+    /// Of all failures the one that says most.
     error: AttemptError,
 }
 
 impl Failed {
+    /// Why the server's certificate is not trusted, if that is what keeps us out: no other address led to a server that
+    /// is. That another did not answer says nothing, for a follower may not listen at all.
+    fn distrust(&self) -> Option<Distrust> {
+        match self.error {
+            AttemptError::Dial(DialError::Untrusted { why, .. }) => Some(why),
+            _ => None,
+        }
+    }
+
     fn text(&self) -> String {
         match self.error.refusal() {
             Some(refusal) => format!("{}: {}", refusal.reason, refusal.message),
@@ -374,28 +401,19 @@ async fn round(
             };
             accept(ctx, key, &bundle, &answered)
         };
-        let Err(error) = ctx.unless_stopped(attempt).await? else { return Ok(Ok(())) };
+        let Err(error) = ctx.unless_stopped(attempt).await? else {
+            ctx.board.drop_remark(CLOCK);
+            return Ok(Ok(()));
+        };
         tracing::debug!(%address, error = %Chain(&error), "registration attempt failed");
         let verdict = error.refusal().map_or(Verdict::Retry, judge);
-        let untrusted = matches!(error, AttemptError::Dial(DialError::Untrusted { .. }));
         let retry = error.refusal().and_then(|refusal| refusal.retry);
         let earlier = failed.take();
-        let now = Failed {
-            verdict,
-            untrusted: untrusted && earlier.as_ref().is_none_or(|it| it.untrusted),
-            retry: retry.or(earlier.as_ref().and_then(|it| it.retry)),
-            error,
-        };
+        let now = Failed { verdict, retry: retry.or(earlier.as_ref().and_then(|it| it.retry)), error };
         if matches!(verdict, Verdict::Park | Verdict::Dismiss) {
             return Ok(Err(now));
         }
-        // Of several failures, what a server said is worth more than that another was not there.
-        failed = match earlier {
-            Some(earlier) if earlier.error.refusal().is_some() && now.error.refusal().is_none() => {
-                Some(Failed { untrusted: false, ..earlier })
-            }
-            _ => Some(now),
-        };
+        failed = Some(earlier.filter(|it| now.error.weight() < it.error.weight()).unwrap_or(now));
     }
     Ok(Err(failed.expect("settings hold at least one address")))
 }
@@ -421,12 +439,11 @@ async fn call(
     let mut message = Request::new(message);
     message.set_timeout(CALL_LIMIT);
     let mut client = RegistrationServiceClient::new(link.channel);
-    let answer = timeout(CALL_LIMIT, client.register_agent(message))
-        .await
-        .unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer in time")));
+    let answer = timeout(CALL_LIMIT, client.register_agent(message)).await.map_err(|_| CallError::Late);
     answer
+        .and_then(|answer| answer.map_err(CallError::from))
         .map(tonic::Response::into_inner)
-        .map_err(|status| AttemptError::Call { address: address.to_string(), source: status.into() })
+        .map_err(|source| AttemptError::Call { address: address.to_string(), source })
 }
 
 /// A good answer to a registration, a rejoin or a renewal.
@@ -489,8 +506,13 @@ impl Waits {
             tracing::warn!(error = text, next, "not registered yet");
             self.last = text;
         }
-        ctx.board.set_untrusted(failed.untrusted, ctx.parts.clock.monotonic());
-        if failed.untrusted {
+        let distrust = failed.distrust();
+        ctx.board.set_untrusted(distrust.is_some(), ctx.parts.clock.monotonic());
+        match distrust {
+            Some(Distrust::NotYetValid) => ctx.board.set_remark(Some(CLOCK)),
+            _ => ctx.board.drop_remark(CLOCK),
+        }
+        if distrust.is_some() {
             about(UNTRUSTED_PAUSE, ctx.entropy())
         } else {
             self.reconnect.failed(failed.retry, ctx.parts.clock.monotonic(), ctx.entropy())

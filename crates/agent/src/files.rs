@@ -81,6 +81,8 @@ pub(crate) async fn stream(ctx: &Context, mut client: Client, open: &Streams<'_>
             Ok(None) => return Ended::Clean,
             Err(status) => return status.into(),
         }
+        // Each file costs a few syncs, and there is one thread for everything.
+        tokio::task::yield_now().await;
     }
 }
 

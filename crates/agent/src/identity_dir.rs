@@ -20,7 +20,7 @@ use zeroize::Zeroizing;
 
 use crate::{
     disk::{Access, Disk},
-    settings::{Directory, Problem, Settings},
+    settings::{DIRECTORIES, Directory, Problem, Settings, directories_from_env},
 };
 
 const CA: &str = "ca.crt";
@@ -187,24 +187,38 @@ pub fn prepare(settings: &Settings) -> Result<(), Vec<Problem>> {
     each(settings, prepare_one)
 }
 
-/// Says the same of what is there, and makes nothing: as another user one would make directories of that user's.
-pub fn inspect(settings: &Settings) -> Result<(), Vec<Problem>> {
-    each(settings, look)
+/// Says of the directories of the environment what is wrong with them, as far as they are known although other settings
+/// are bad. Nothing is made, and what could be made is no problem.
+pub fn directory_problems() -> Vec<Problem> {
+    let all = directories_from_env();
+    judge(all.iter().map(|(name, directory)| (*name, directory)), foresee)
 }
 
-fn each(settings: &Settings, found: fn(&Path, u32) -> Result<Metadata, String>) -> Result<(), Vec<Problem>> {
-    let wanted = [
-        ("IDENTITY_DIR", &settings.identity, 0o700),
-        ("KEYS_DIR", &settings.keys, 0o700),
-        ("RECV_DIR", &settings.recv, 0o750),
-    ];
+/// Says the same of what is there, and makes nothing: as another user one would make directories of that user's.
+pub fn inspect(settings: &Settings) -> Result<(), Vec<Problem>> {
+    each(settings, |path, mode| look(path, mode).map(Some))
+}
+
+/// What is found at a path that is to be a directory of this mode, if something is; or what is wrong with it.
+type Find = fn(&Path, u32) -> Result<Option<Metadata>, String>;
+
+fn each(settings: &Settings, find: Find) -> Result<(), Vec<Problem>> {
+    let all = [&settings.identity, &settings.keys, &settings.recv];
+    let problems = judge(DIRECTORIES.into_iter().zip(all), find);
+    if problems.is_empty() { Ok(()) } else { Err(problems) }
+}
+
+fn judge<'a>(all: impl Iterator<Item = (&'static str, &'a Directory)>, find: Find) -> Vec<Problem> {
     let mut known = BTreeMap::new();
     let mut problems = Vec::new();
-    for (name, directory, mode) in wanted {
+    for (name, directory) in all {
         let path = &directory.path;
-        let why = match found(path, mode) {
+        // What is received is for others too.
+        let mode = if name == "RECV_DIR" { 0o750 } else { 0o700 };
+        let why = match find(path, mode) {
+            Ok(None) => continue,
             // Paths that differ may lead to one place.
-            Ok(found) => match known.insert((found.dev(), found.ino()), path.display()) {
+            Ok(Some(found)) => match known.insert((found.dev(), found.ino()), path.display()) {
                 Some(other) => format!("is {other}; use three different directories"),
                 None => continue,
             },
@@ -212,14 +226,26 @@ fn each(settings: &Settings, found: fn(&Path, u32) -> Result<Metadata, String>) 
         };
         problems.push(Problem::new(name, format!("{}: {why}", path.display())));
     }
-    if problems.is_empty() { Ok(()) } else { Err(problems) }
+    problems
 }
 
-fn prepare_one(path: &Path, mode: u32) -> Result<Metadata, String> {
+fn prepare_one(path: &Path, mode: u32) -> Result<Option<Metadata>, String> {
     if is_missing(path) {
         make(path, mode).map_err(|error| format!("cannot be made: {error}"))?;
     }
-    look(path, mode)
+    look(path, mode).map(Some)
+}
+
+fn foresee(path: &Path, mode: u32) -> Result<Option<Metadata>, String> {
+    if is_missing(path) && ask_to_write(nearest(path)).is_ok() {
+        return Ok(None);
+    }
+    look(path, mode).map(Some)
+}
+
+/// What there is of the way to a path.
+fn nearest(path: &Path) -> &Path {
+    path.ancestors().find(|it| !is_missing(it)).unwrap_or(path)
 }
 
 fn is_missing(path: &Path) -> bool {
@@ -247,7 +273,7 @@ fn look(path: &Path, mode: u32) -> Result<Metadata, String> {
         }
         Ok(found) => ask_to_write(path).map(|()| found).map_err(|error| format!("cannot be written: {error}")),
         Err(error) if error.kind() == io::ErrorKind::NotFound => {
-            let parent = path.ancestors().find(|it| !is_missing(it)).unwrap_or(path);
+            let parent = nearest(path);
             Err(match ask_to_write(parent) {
                 Ok(()) => {
                     format!("is not there; the agent makes it if its user can write {}, as you can", parent.display())

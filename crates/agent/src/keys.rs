@@ -16,7 +16,6 @@ use nstance_proto::v1::{AgentStreamRequest, KeyGenerationRequest, PublicKeySubmi
 use nstance_rt::{backoff::Backoff, chain::Chain, entropy::jitter};
 use rustix::io::Errno;
 use tokio::time::{Instant, sleep_until, timeout};
-use tonic::Status;
 
 use crate::{
     context::Context,
@@ -131,8 +130,7 @@ impl Answer {
             keys: keys().map(submission).collect(),
         };
         let mut client = client.clone();
-        let late = |_| Err(Status::deadline_exceeded("no answer in time"));
-        timeout(SUBMIT_LIMIT, client.submit_public_keys(request)).await.unwrap_or_else(late)?;
+        timeout(SUBMIT_LIMIT, client.submit_public_keys(request)).await.map_err(|_| CallError::Late)??;
         Ok(keys().map(|(name, _)| name.clone()).collect())
     }
 

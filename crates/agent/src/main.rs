@@ -15,7 +15,7 @@ use nstance_agent::{
     cli::{self, Command},
     disk::Disk,
     host::Host,
-    identity_dir::prepare,
+    identity_dir::{directory_problems, prepare},
     service::{Manager, Status, Teller, unit},
     settings::{Problem, Settings, identity_path},
 };
@@ -74,9 +74,13 @@ fn main() -> ExitCode {
             }
             if lines.iter().all(|line| line.ok) { ExitCode::SUCCESS } else { ExitCode::FAILURE }
         }),
-        Ok(Command::Run { debug }) => match Settings::from_env().and_then(|it| prepare(&it).map(|()| it)) {
-            Ok(settings) => on_runtime(run(settings, debug)),
-            Err(problems) => refuse(&problems),
+        Ok(Command::Run { debug }) => match Settings::from_env() {
+            Ok(settings) => match prepare(&settings) {
+                Ok(()) => on_runtime(run(settings, debug)),
+                Err(problems) => refuse(&problems),
+            },
+            // Whoever mends these is not to find others at the next start.
+            Err(problems) => refuse(&[problems, directory_problems()].concat()),
         },
     }
 }

@@ -3,7 +3,7 @@
 use std::{error::Error, time::Duration};
 
 use nstance_proto::refusal::{reason_of, retry_of};
-use tonic::{Code, Status};
+use tonic::{Code, Status, TimeoutExpired};
 
 /// A status that a server sent.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -23,6 +23,9 @@ pub(crate) enum CallError {
     /// The connection failed under the call.
     #[error("connection lost")]
     Lost(#[source] Status),
+    /// The time for the call is over. That says nothing about the connection.
+    #[error("no answer in time")]
+    Late,
     #[error(transparent)]
     Refused(Refusal),
 }
@@ -30,8 +33,17 @@ pub(crate) enum CallError {
 impl From<Status> for CallError {
     fn from(status: Status) -> Self {
         // Only what was made on this side has a cause; a status off the wire is just itself.
-        if status.source().is_some() { Self::Lost(status) } else { Self::Refused(Refusal::of(&status)) }
+        match status.source() {
+            None => Self::Refused(Refusal::of(&status)),
+            Some(cause) if chain(cause).any(|it| it.is::<TimeoutExpired>()) => Self::Late,
+            Some(_) => Self::Lost(status),
+        }
     }
+}
+
+/// An error and all that caused it.
+fn chain<'a>(error: &'a (dyn Error + 'static)) -> impl Iterator<Item = &'a (dyn Error + 'static)> {
+    std::iter::successors(Some(error), |&it| it.source())
 }
 
 impl Refusal {
@@ -132,6 +144,24 @@ mod tests {
         for reason in ["CERT_EXPIRED", "CERT_INVALID", "CERT_SUPERSEDED"] {
             assert_eq!(Refusal::of(&status(reason, "nstance")).on_session(), Verdict::Rejoin);
         }
+    }
+
+    /// As the transport wraps what goes wrong in it.
+    #[derive(Debug, thiserror::Error)]
+    #[error("transport error")]
+    struct Wrapped(#[source] TimeoutExpired);
+
+    /// Of the two timers of a call, ours and the transport's, either may be the first.
+    #[test]
+    fn call_that_is_late_is_not_a_lost_connection() {
+        let late = Status::from_error(Box::new(TimeoutExpired(())));
+        assert!(matches!(CallError::from(late), CallError::Late));
+        let wrapped = Wrapped(TimeoutExpired(()));
+        assert!(matches!(CallError::from(Status::from_error(Box::new(wrapped))), CallError::Late));
+        let broken = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        assert!(matches!(CallError::from(Status::from_error(Box::new(broken))), CallError::Lost(_)));
+        let told = Status::deadline_exceeded("by the server");
+        assert!(matches!(CallError::from(told), CallError::Refused(_)));
     }
 
     #[test]

@@ -13,7 +13,7 @@ use nstance_identity::{
 use nstance_proto::v1::{RenewCertificateRequest, RenewCertificateResponse};
 use nstance_rt::{backoff::Backoff, chain::Chain, entropy::jitter};
 use tokio::time::{sleep, timeout};
-use tonic::{Request, Status};
+use tonic::Request;
 
 use crate::{
     context::Context,
@@ -41,20 +41,34 @@ pub(crate) enum Renewed {
 }
 
 /// When the certificate on disk is to be renewed, told or computed. Settled once per certificate: the share of chance
-/// in it must not be drawn again with every connection.
-#[derive(Debug, Default)]
+/// in it must not be drawn again with every connection. So are the waits between tries that failed: a server that is
+/// slow for a whole fleet must not be asked at once by whoever has lost his connection to it.
+#[derive(Debug)]
 pub(crate) struct Schedule {
     serial: String,
     due: Option<Due>,
+    backoff: Backoff,
+    /// When the last try was made, and how long the next one waits from then on.
+    tried: Option<(Mono, Duration)>,
 }
 
 impl Schedule {
+    pub(crate) fn new() -> Self {
+        let backoff = Backoff::new(RETRY_BASE, RETRY_CAP);
+        Self { serial: String::new(), due: None, backoff, tried: None }
+    }
+
     /// How long until it is time; zero if it is.
     fn wait(&mut self, ctx: &Context, peer: &Peer) -> Duration {
         if self.serial != peer.serial {
-            self.serial.clone_from(&peer.serial);
-            self.due = None;
+            *self = Self { serial: peer.serial.clone(), ..Self::new() };
         }
+        let now = ctx.parts.clock.monotonic();
+        let again = self.tried.map(|(at, pause)| pause.saturating_sub(now.since(at)));
+        self.until_due(ctx, peer).max(again.unwrap_or_default())
+    }
+
+    fn until_due(&mut self, ctx: &Context, peer: &Peer) -> Duration {
         let due = self.due.get_or_insert_with(|| {
             let received = ctx.received(&peer.serial);
             let told = received.as_ref().and_then(|it| it.renew_after);
@@ -65,6 +79,22 @@ impl Schedule {
             Due { at, received: received.map(|it| Came { at: it.at, least, most }) }
         });
         due.wait(ctx.now(), ctx.parts.clock.monotonic())
+    }
+
+    /// Noted before it is known how the try ends: it may end with the connection, and nobody is left to note it then.
+    fn tries(&mut self, ctx: &Context) {
+        self.tried = Some((ctx.parts.clock.monotonic(), self.backoff.next(ctx.entropy())));
+    }
+
+    /// The wait counts from the end of a try, and a bound that the server told replaces ours.
+    fn failed(&mut self, ctx: &Context, told: Option<Duration>) {
+        if let Some((at, pause)) = &mut self.tried {
+            *at = ctx.parts.clock.monotonic();
+            if let Some(bound) = told {
+                // It replaces the bound, as everywhere, but haste is never needed here.
+                *pause = jitter(ctx.entropy(), bound.max(RETRY_BASE));
+            }
+        }
     }
 }
 
@@ -100,20 +130,19 @@ impl Due {
 /// Waits for the time, renews, and opens the next connection. Never gives up: a certificate that runs out meanwhile is
 /// the server's to refuse, and then it is time to rejoin.
 pub(crate) async fn renew(ctx: &Context, client: &Client, schedule: &mut Schedule) -> Renewed {
-    let mut backoff = Backoff::new(RETRY_BASE, RETRY_CAP);
     loop {
         let wait = match current(ctx) {
             None => LOOK,
             Some((key, peer)) => match schedule.wait(ctx, &peer) {
-                Duration::ZERO => match once(ctx, client, &key).await {
-                    Ok(link) => return Renewed::Moved(link),
-                    Err(Failed::Ended(ended)) => return Renewed::Ended(*ended),
-                    Err(Failed::Later(told)) => {
-                        let ours = backoff.next(ctx.entropy());
-                        // It replaces the bound, as everywhere, but haste is never needed here.
-                        told.map_or(ours, |bound| jitter(ctx.entropy(), bound.max(RETRY_BASE)))
+                Duration::ZERO => {
+                    schedule.tries(ctx);
+                    match once(ctx, client, &key).await {
+                        Ok(link) => return Renewed::Moved(link),
+                        Err(Failed::Ended(ended)) => return Renewed::Ended(*ended),
+                        Err(Failed::Later(told)) => schedule.failed(ctx, told),
                     }
-                },
+                    continue;
+                }
                 wait => wait.min(LOOK),
             },
         };
@@ -133,22 +162,20 @@ enum Failed {
 }
 
 async fn once(ctx: &Context, client: &Client, key: &KeyPair) -> Result<Link, Failed> {
-    let later = |error: &(dyn std::error::Error + 'static)| {
+    let later = |error: &(dyn std::error::Error + 'static), told| {
         tracing::warn!(error = %Chain(error), "certificate not renewed yet");
-        Failed::Later(None)
+        Failed::Later(told)
     };
     let answer = call(client.clone(), key).await.map_err(|error| match error {
         CallError::Refused(refusal) if refusal.on_session() != Verdict::Retry => {
             Failed::Ended(Box::new(Ended::Refused(refusal)))
         }
-        CallError::Refused(refusal) => {
-            tracing::warn!(error = %refusal, "certificate not renewed yet");
-            Failed::Later(refusal.retry)
-        }
-        lost @ CallError::Lost(_) => Failed::Ended(Box::new(Ended::Lost(lost))),
+        CallError::Refused(refusal) => later(&refusal, refusal.retry),
+        // Whether the connection is gone with it, the streams will tell.
+        error => later(&error, None),
     })?;
     let taken = take(ctx, key, &answer);
-    taken.map_err(|error| later(&error))?;
+    taken.map_err(|error| later(&error, None))?;
     // From here on the new certificate is the one on disk; the old connection lives until the new one stands.
     let mut backoff = Backoff::new(Duration::from_millis(200), Duration::from_secs(15));
     loop {
@@ -168,9 +195,7 @@ async fn once(ctx: &Context, client: &Client, key: &KeyPair) -> Result<Link, Fai
 async fn call(mut client: Client, key: &KeyPair) -> Result<RenewCertificateResponse, CallError> {
     let mut request = Request::new(RenewCertificateRequest { public_key_pem: key.public_key_pem().into_bytes() });
     request.set_timeout(CALL_LIMIT);
-    let answer = timeout(CALL_LIMIT, client.renew_certificate(request))
-        .await
-        .unwrap_or_else(|_| Err(Status::deadline_exceeded("no answer in time")));
+    let answer = timeout(CALL_LIMIT, client.renew_certificate(request)).await.map_err(|_| CallError::Late)?;
     Ok(answer?.into_inner())
 }
 

@@ -28,7 +28,7 @@ use nstance_rt::{
 use rustls::ClientConfig;
 use tokio::{
     sync::mpsc,
-    time::{Instant, sleep, sleep_until, timeout},
+    time::{Instant, sleep, sleep_until, timeout, timeout_at},
 };
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Code, Status};
@@ -63,8 +63,8 @@ const HASTY_DIAL: Duration = Duration::from_millis(1500);
 /// A certificate that begins to be good only this far ahead means that our clock is wrong, not the issuer's.
 const CLOCK_DOUBT: Duration = Duration::from_secs(3600);
 
-/// Remarks on the session, for the boot record.
-const CLOCK: &str = "clock";
+/// Remarks on the session, or on the registration before it, for the boot record.
+pub(crate) const CLOCK: &str = "clock";
 const UNTRUSTED: &str = "server-not-trusted";
 
 /// Whoever shares our identity takes it back within a minute; a session that stands for two is ours alone.
@@ -78,7 +78,11 @@ const REPORT_SLOTS: usize = 2;
 pub(crate) enum SessionOver {
     /// The certificate is not accepted any more.
     Rejoin,
-    Park(String),
+    Park {
+        why: String,
+        /// Whether the certificate was turned down; if not, it is as good as before once the reason is gone.
+        refused: bool,
+    },
     /// The server no longer counts on this machine, and somebody brought it a new nonce or bundle.
     Helped,
     /// A stop was asked for, and the server has been told.
@@ -98,6 +102,8 @@ pub(crate) enum Ended {
     /// There is a connection with a newer certificate. The old one stands until the streams are on the new one.
     Moved(Link, Client),
     Left,
+    /// A stop was asked for, and nobody on this connection has heard our farewell.
+    Unheard,
 }
 
 impl From<Status> for Ended {
@@ -122,7 +128,7 @@ pub(crate) async fn serve(ctx: &Context, reports: &mut Reports) -> SessionOver {
 async fn serve_until_stopped(ctx: &Context, reports: &mut Reports) -> Result<SessionOver, Stopped> {
     let clock = &ctx.parts.clock;
     let mut reconnect = Reconnect::new(clock.monotonic());
-    let mut schedule = Schedule::default();
+    let mut schedule = Schedule::new();
     let mut moved = None;
     let mut help = None;
     loop {
@@ -143,7 +149,7 @@ async fn serve_until_stopped(ctx: &Context, reports: &mut Reports) -> Result<Ses
                         }
                         continue;
                     }
-                    Err(Unusable::Gone(why)) => return Ok(SessionOver::Park(why)),
+                    Err(Unusable::Gone(why)) => return Ok(SessionOver::Park { why, refused: false }),
                 };
                 match ctx.unless_stopped(open_unless_urgent(ctx, &tls)).await? {
                     Ok(link) => (link, None),
@@ -180,6 +186,7 @@ async fn serve_until_stopped(ctx: &Context, reports: &mut Reports) -> Result<Ses
                 moved = Some((link, old));
                 continue;
             }
+            Ended::Unheard => return Err(Stopped),
             ended => ended,
         };
         match after(ctx, ended, &mut reconnect, now) {
@@ -205,7 +212,7 @@ async fn pause<'a>(ctx: &'a Context, help: &mut Option<Help<'a>>, wait: Duration
 /// What to do once a connection has ended: wait that long, or stop trying.
 fn after(ctx: &Context, ended: Ended, reconnect: &mut Reconnect, now: Mono) -> Result<Duration, SessionOver> {
     let refusal = match ended {
-        Ended::Left => return Err(SessionOver::Left),
+        Ended::Left | Ended::Unheard => return Err(SessionOver::Left),
         Ended::Deposed => {
             tracing::warn!("server speaks in an epoch that is over");
             // If epochs went back for good, nobody else is there to be found.
@@ -231,7 +238,9 @@ fn after(ctx: &Context, ended: Ended, reconnect: &mut Reconnect, now: Mono) -> R
             tracing::warn!(error = %refusal, "certificate not accepted");
             Err(SessionOver::Rejoin)
         }
-        Verdict::Park => Err(SessionOver::Park(format!("{}: {}", refusal.reason, refusal.message))),
+        Verdict::Park => {
+            Err(SessionOver::Park { why: format!("{}: {}", refusal.reason, refusal.message), refused: true })
+        }
         Verdict::Dismiss => {
             if !ctx.control.is(&State::Dismissed) {
                 tracing::warn!(error = %refusal, next = HELP, "the server no longer counts on this machine");
@@ -466,11 +475,17 @@ impl Reopening {
         self.opened = ctx.parts.clock.monotonic();
     }
 
-    fn wait(&mut self, ctx: &Context, told: Option<Duration>) -> Duration {
+    /// Whether it is opened again at once.
+    fn is_first(&mut self, ctx: &Context) -> bool {
         if Duration::from_secs(30) <= ctx.parts.clock.monotonic().since(self.opened) {
             self.at_once = true;
             self.backoff.reset();
         }
+        self.at_once
+    }
+
+    fn wait(&mut self, ctx: &Context, told: Option<Duration>) -> Duration {
+        self.is_first(ctx);
         let at_once = std::mem::take(&mut self.at_once);
         match told {
             Some(bound) => jitter(ctx.entropy(), bound),
@@ -500,6 +515,11 @@ async fn supervise(ctx: &Context, stream: Stream, client: &Client, open: &Stream
                 tracing::info!(stream = stream.as_str(), error = %refusal, "stream ended");
                 reopening.wait(ctx, refusal.retry)
             }
+            // A stream may be reset alone; and if the connection is gone, it tells by the next one.
+            Ended::Lost(error) if reopening.is_first(ctx) => {
+                tracing::info!(stream = stream.as_str(), error = %Chain(&error), "stream broken off");
+                reopening.wait(ctx, None)
+            }
             ended => return ended,
         };
         sleep(wait).await;
@@ -521,8 +541,7 @@ async fn supervise_reports(ctx: &Context, client: Client, reports: &mut Reports,
             // The connection is still good: the farewell gets a stream of its own on it.
             set_stop_notice(ctx).await;
             let first = reports.make(ctx, ReportKind::Notice);
-            say_goodbye(client, first).await;
-            return Ended::Left;
+            return if say_goodbye(client, first).await { Ended::Left } else { Ended::Unheard };
         }
     }
 }
@@ -564,29 +583,38 @@ async fn report(ctx: &Context, mut client: Client, reports: &mut Reports, open: 
     let notice = reports.make(ctx, ReportKind::Notice);
     // Half-closed once it is said: the server answers that it heard.
     let said = async move { sender.send(notice).await.is_ok() };
-    let _ = timeout(FAREWELL_ANSWER, async { tokio::join!(said, call) }).await;
-    Ended::Left
+    match timeout(FAREWELL_ANSWER, async { tokio::join!(said, call) }).await {
+        Ok((true, Ok(_))) => Ended::Left,
+        _ => Ended::Unheard,
+    }
 }
 
-async fn set_stop_notice(ctx: &Context) {
-    let detected_at = ctx.now();
+/// Says that we go, once, and until when there is time to be heard.
+async fn set_stop_notice(ctx: &Context) -> Instant {
+    if let Some(until) = ctx.leave_by.get() {
+        ctx.control.set(State::Leaving);
+        return *until;
+    }
+    let (detected_at, until) = (ctx.now(), Instant::now() + FAREWELL_LIMIT);
     let action = stop_action(ctx.settings.leave_on_stop).await;
     tracing::info!(action = action.as_str(), "stop asked for");
     ctx.control.set(State::Leaving);
     ctx.board.set_notice(Notice { action, deadline: None, detected_at, id: hex(ctx.entropy(), 8) });
+    *ctx.leave_by.get_or_init(|| until)
 }
 
-/// Tells a server we are not connected to: one attempt, then the process ends in any case.
+/// Tells a server we are not connected to, or no longer: one attempt in what is left of the time, then the process ends
+/// in any case.
 async fn farewell(ctx: &Context, reports: &mut Reports) {
+    let until = set_stop_notice(ctx).await;
     let told = async {
-        set_stop_notice(ctx).await;
         let Ok(tls) = tls_of(ctx) else { return false };
         let Some(link) = open_in_haste(ctx, &tls).await else { return false };
         ctx.find(link.local);
         let notice = reports.make(ctx, ReportKind::Notice);
         say_goodbye(AgentServiceClient::new(link.channel), notice).await
     };
-    let told = timeout(FAREWELL_LIMIT, told).await.unwrap_or(false);
+    let told = timeout_at(until, told).await.unwrap_or(false);
     tracing::info!(told, "left without a session");
 }
 

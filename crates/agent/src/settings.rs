@@ -121,6 +121,18 @@ pub fn identity_path<V: Into<OsString>>(get: impl Fn(&str) -> Option<V>) -> Resu
     }
 }
 
+/// The directories of the environment by their variables, whatever is wrong with other settings; without those whose
+/// own variables are bad.
+pub(crate) fn directories_from_env() -> Vec<(&'static str, Directory)> {
+    let mut env = Env { get: &|name| std::env::var_os(name), problems: Vec::new() };
+    let all = DIRECTORIES.into_iter().zip(env.directories());
+    let is_good = |name: &str| env.problems.iter().all(|it| it.variable.strip_prefix(PREFIX) != Some(name));
+    all.filter(|(name, _)| is_good(name)).collect()
+}
+
+/// The variables of the three directories.
+pub(crate) const DIRECTORIES: [&str; 3] = ["IDENTITY_DIR", "KEYS_DIR", "RECV_DIR"];
+
 struct Env<'a> {
     get: &'a dyn Fn(&str) -> Option<OsString>,
     problems: Vec<Problem>,
@@ -133,10 +145,7 @@ impl Env<'_> {
         let agent = self.addresses("SERVER_AGENT_ADDR");
         let debug = self.or("DEBUG", false, parse_bool, "use true or false");
         let environment = self.text("ENVIRONMENT").unwrap_or_else(|| "development".to_owned());
-        let identity = self.directory("IDENTITY", "identity", 0o600, Grouped::No);
-        let keys = self.directory("KEYS", "keys", 0o600, Grouped::Yes);
-        let recv = self.directory("RECV", "recv", 0o640, Grouped::Yes);
-        self.check_directories([("IDENTITY_DIR", &identity), ("KEYS_DIR", &keys), ("RECV_DIR", &recv)]);
+        let [identity, keys, recv] = self.directories();
         Some(Settings {
             debug,
             environment,
@@ -283,9 +292,18 @@ impl Env<'_> {
         Directory { path, file_mode, group }
     }
 
-    fn check_directories(&mut self, all: [(&str, &Directory); 3]) {
+    fn directories(&mut self) -> [Directory; 3] {
+        let identity = self.directory("IDENTITY", "identity", 0o600, Grouped::No);
+        let keys = self.directory("KEYS", "keys", 0o600, Grouped::Yes);
+        let recv = self.directory("RECV", "recv", 0o640, Grouped::Yes);
+        let all = [identity, keys, recv];
+        self.check_directories(&all);
+        all
+    }
+
+    fn check_directories(&mut self, all: &[Directory; 3]) {
         let mut names = BTreeMap::new();
-        for (name, directory) in all {
+        for (name, directory) in DIRECTORIES.into_iter().zip(all) {
             if let Some(other) = names.insert(directory.path.clone(), name) {
                 let path = directory.path.display();
                 self.problem(name, format!("`{path}` is {PREFIX}{other} too; use three different directories"));

@@ -4,14 +4,15 @@
 
 mod common;
 
-use std::{fs, path::PathBuf, time::Duration};
+use std::{fs, path::PathBuf, sync::Arc, time::Duration};
 
-use common::{Talk, World};
+use common::{Skewed, Talk, World};
 use nstance_agent::{
     State,
     boot::spool::{StageName, Word, say},
     host::Host,
 };
+use nstance_core::ports::clock::Clock;
 use nstance_proto::v1::{BootReport, ReportKind};
 use serde_json::Value;
 use tonic::Code;
@@ -43,6 +44,10 @@ impl Machine {
     }
 
     fn start(&self, more: &[(&str, &str)]) {
+        self.start_with(more, self.world.plane.clock.clone());
+    }
+
+    fn start_with(&self, more: &[(&str, &str)], clock: Arc<dyn Clock>) {
         let log = self.root().join("cloud-init-output.log").display().to_string();
         let sentinel = self.root().join("sentinel").display().to_string();
         let error = self.root().join("error").display().to_string();
@@ -50,7 +55,7 @@ impl Machine {
         all.extend_from_slice(more);
         let settings = self.world.settings_with(&all);
         nstance_agent::identity_dir::prepare(&settings).unwrap();
-        let parts = nstance_agent::Components { host: Host::at(self.root()), ..self.world.parts() };
+        let parts = nstance_agent::Components { clock, host: Host::at(self.root()), ..self.world.parts() };
         let control = self.world.control.clone();
         self.world.tasks.spawn_droppable("agent", nstance_agent::run(settings, parts, control));
     }
@@ -188,6 +193,27 @@ async fn server_that_is_not_trusted_for_ten_minutes_is_a_failed_stage() {
     tokio::time::sleep(Duration::from_secs(60)).await;
     let kept = machine.kept();
     assert_eq!(kept["reason"], "the server's certificate is not trusted", "{kept}");
+    assert_eq!(machine.world.control.state().borrow().as_str(), "enrolling", "and goes on trying");
+}
+
+/// Before there is a session, too: a machine that boots with a wrong clock may never have one.
+#[tokio::test(start_paused = true)]
+async fn clock_that_is_behind_is_told_with_the_registration() {
+    let machine = Machine::new();
+    machine.world.write_nonce(HOUR);
+    machine.world.start_server();
+    let right = machine.world.plane.clock.clone();
+    machine.start_with(&[], Arc::new(Skewed { right, ahead: Duration::ZERO, behind: HOUR * 24 }));
+    let registered = |machine: &Machine| {
+        let stages = machine.kept()["stages"].as_array().unwrap().clone();
+        let stage = stages.into_iter().find(|it| it["name"] == "registered").unwrap();
+        (stage["state"].clone(), stage["detail"].clone())
+    };
+    tokio::time::sleep(Duration::from_secs(60)).await;
+    assert_eq!(registered(&machine), ("running".into(), "clock".into()));
+    tokio::time::sleep(Duration::from_secs(600)).await;
+    assert_eq!(registered(&machine), ("failed".into(), "clock".into()));
+    assert_eq!(machine.kept()["reason"], "clock");
     assert_eq!(machine.world.control.state().borrow().as_str(), "enrolling", "and goes on trying");
 }
 

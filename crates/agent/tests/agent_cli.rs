@@ -377,6 +377,100 @@ async fn check_judges_the_certificate_that_lies_there() {
     assert!(said.contains("ok   nonce for"), "what is no certificate is not looked at further: {said}");
 }
 
+/// Of several servers one leads, and the others may not listen at all.
+#[tokio::test]
+async fn check_is_content_with_one_address_that_answers() {
+    let world = world();
+    world.write_nonce(HOUR);
+    fs::set_permissions(world.path("identity"), fs::Permissions::from_mode(0o700)).unwrap();
+    nstance_agent::identity_dir::prepare(&world.settings()).unwrap();
+    let [registration, sessions] = listen(&world).await;
+    let check = async |registration: &str, sessions: &str| {
+        let mut command = agent(world.directory.path());
+        command.env("NSTANCE_SERVER_REGISTRATION_ADDR", registration).env("NSTANCE_SERVER_AGENT_ADDR", sessions);
+        let checked = tokio::task::spawn_blocking(move || command.arg("check").output().unwrap()).await.unwrap();
+        let said: Vec<_> = stdout(&checked).lines().map(str::to_owned).collect();
+        (checked.status.code(), said)
+    };
+    let has = |said: &[String], start: &str| said.iter().any(|line| line.starts_with(start));
+
+    let (code, said) = check(&format!("127.0.0.1:1,{registration}"), &format!("{sessions},127.0.0.1:1")).await;
+    assert_eq!(code, Some(0), "{said:?}");
+    assert!(has(&said, &format!("ok   registration {registration}")), "{said:?}");
+    assert!(has(&said, "ok   registration 127.0.0.1:1: not needed, another answers: connect to"), "{said:?}");
+    assert!(has(&said, "ok   agent 127.0.0.1:1: not needed, another answers: connect to"), "{said:?}");
+
+    let (code, said) = check(&registration, "127.0.0.1:1,127.0.0.1:2").await;
+    assert_eq!(code, Some(1), "{said:?}");
+    for address in ["127.0.0.1:1", "127.0.0.1:2"] {
+        assert!(has(&said, &format!("FAIL agent {address}: connect to")), "{said:?}");
+    }
+}
+
+/// The promise is two seconds. The bound here is far above it, for a machine under load is slow; what it finds is an
+/// agent that waits for a server, which would take for ever.
+#[tokio::test]
+async fn process_whose_server_is_dead_ends_on_sigterm() {
+    // One refuses connections, the other takes them and says nothing.
+    let silent = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    for address in ["127.0.0.1:1".to_owned(), silent.local_addr().unwrap().to_string()] {
+        let world = world();
+        let key = KeyPair::generate(&*world.plane.dice);
+        fs::write(world.path("identity/identity.key"), key.to_pkcs8_pem().as_bytes()).unwrap();
+        fs::write(world.path("identity/identity.crt"), world.plane.sign(&key.public_key(), HOUR)).unwrap();
+        let dir = world.directory.path();
+        let mut running = Running::of(agent(dir).env("NSTANCE_SERVER_AGENT_ADDR", &address));
+        let state = || {
+            let json: Value = serde_json::from_str(&stdout(&run(dir, &["status", "-o", "json"]))).unwrap_or_default();
+            json["state"].as_str().unwrap_or_default().to_owned()
+        };
+        until("it looks for a server", || state() == "connecting").await;
+        running.ask_to_stop();
+        let asked = Instant::now();
+        let mut ended = None;
+        until("it ends", || {
+            ended = running.child.try_wait().unwrap();
+            ended.is_some()
+        })
+        .await;
+        assert_eq!(ended.unwrap().code(), Some(0));
+        assert!(asked.elapsed() < Duration::from_secs(10), "{address}: {:?}", asked.elapsed());
+    }
+}
+
+/// Looks again and again, for half a minute at most.
+async fn until(what: &str, mut holds: impl FnMut() -> bool) {
+    let look = async {
+        while !holds() {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(30), look).await.expect(what);
+}
+
+/// Whoever mends one of them should not find the other at the next start.
+#[test]
+fn problems_of_directories_are_told_with_those_of_other_settings() {
+    let dir = tempfile::tempdir().unwrap();
+    let keys = dir.path().join("keys");
+    fs::create_dir(&keys).unwrap();
+    fs::set_permissions(&keys, fs::Permissions::from_mode(0o777)).unwrap();
+    for (command, code, stream) in [("run", 78, "stderr"), ("check", 1, "stdout")] {
+        let mut agent = agent(dir.path());
+        let output =
+            agent.env("NSTANCE_DEBUG", "perhaps").env("NSTANCE_RECV_DIR", "here").arg(command).output().unwrap();
+        assert_eq!(output.status.code(), Some(code));
+        let said = if stream == "stderr" { stderr(&output) } else { stdout(&output) };
+        let about = |name: &str| said.lines().filter(|line| line.contains(&format!("NSTANCE_{name}: "))).count();
+        assert_eq!(["DEBUG", "RECV_DIR", "KEYS_DIR"].map(about), [1, 1, 1], "{said}");
+        assert!(said.contains("can be written by others (mode 0777)"), "{said}");
+        assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "nothing is made");
+        if command == "run" {
+            assert_eq!(about("IDENTITY_DIR"), 0, "what could be made is no problem: {said}");
+        }
+    }
+}
+
 /// Whoever asks may be root, whose directories the agent could not use.
 #[test]
 fn check_makes_no_directories() {

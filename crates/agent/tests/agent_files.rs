@@ -87,6 +87,33 @@ async fn change_is_told_within_a_tenth_of_a_second() {
     assert!(at - sent <= Duration::from_millis(101), "{:?}", at - sent);
 }
 
+/// Each file costs a few syncs, and there is one thread for everything.
+#[tokio::test(start_paused = true)]
+async fn notice_does_not_wait_behind_a_batch_of_files() {
+    const N_FILES: usize = 60;
+    let mut world = World::new();
+    let voice = world.feed_files();
+    // They lie ready when the stream is opened, and so arrive together.
+    say(&voice, (0..N_FILES).map(|n| file("1", &n.to_string(), "x"))).await;
+    world.write_nonce(Duration::from_secs(3600));
+    world.start_server();
+    let settings = world.settings();
+    nstance_agent::identity_dir::prepare(&settings).unwrap();
+    let n_staged = Arc::new(AtomicUsize::new(0));
+    let (counted, control) = (n_staged.clone(), world.control.clone());
+    let watcher = move |step: nstance_agent::disk::Step, path: &std::path::Path| {
+        let staged = path.parent().is_some_and(|parent| parent.ends_with(".stage"));
+        if staged && step == nstance_agent::disk::Step::Write && counted.fetch_add(1, Ordering::SeqCst) == 0 {
+            control.stop();
+        }
+    };
+    let parts = Components { disk: Disk::watched(Arc::new(watcher)), ..world.parts() };
+    world.tasks.spawn_droppable("agent", nstance_agent::run(settings, parts, world.control.clone()));
+    while world.next_report().await.1.termination_notice.is_none() {}
+    let n_before = n_staged.load(Ordering::SeqCst);
+    assert!((1..N_FILES / 2).contains(&n_before), "{n_before} files were written before it was heard");
+}
+
 #[tokio::test(start_paused = true)]
 async fn a_secret_change_reaches_an_open_stream() {
     let mut world = World::new();

@@ -319,19 +319,44 @@ async fn clock_ahead_of_the_server_does_not_stop_the_first_try() {
 
 #[tokio::test(start_paused = true)]
 async fn untrusted_server_is_asked_slowly_and_served_once_the_ca_arrives() {
+    // The leader alone, and with followers, where nobody listens.
+    for addresses in ["localhost:8992", "localhost:8992,b.example.com:8992", "a.example.com:8992,localhost:8992"] {
+        let mut world = World::new();
+        world.write_nonce(DAY);
+        let right = fs::read(world.path("identity/ca.crt")).unwrap();
+        let other = World::with(99, world.plane.clock.clone());
+        fs::write(world.path("identity/ca.crt"), other.plane.ca.bundle_pem()).unwrap();
+        world.start_server();
+        world.start_agent_with(world.settings_with(&[("SERVER_REGISTRATION_ADDR", addresses)]));
+        tokio::time::sleep(HOUR).await;
+        let dialled = world.net.dialled.lock().unwrap().clone();
+        let n_dialled = dialled.iter().filter(|(_, address)| address == REGISTRATION).count();
+        assert!((100..=140).contains(&n_dialled), "{addresses}: {n_dialled}");
+        fs::write(world.path("identity/ca.crt"), right).unwrap();
+        world.next_registration().await;
+        world.until(serving).await;
+    }
+}
+
+/// What a server says is worth more than that another is not trusted: it may be the leader.
+#[tokio::test(start_paused = true)]
+async fn refusal_of_one_server_outweighs_that_another_is_not_trusted() {
     let mut world = World::new();
-    world.write_nonce(DAY);
-    let right = fs::read(world.path("identity/ca.crt")).unwrap();
-    let other = World::with(99, world.plane.clock.clone());
-    fs::write(world.path("identity/ca.crt"), other.plane.ca.bundle_pem()).unwrap();
+    world.write_nonce(HOUR);
+    let stranger = World::with(99, world.plane.clock.clone());
+    let server = world.start_server_of(&stranger.plane);
+    let elsewhere = world.net.move_listener(REGISTRATION, "a.example.com:8992");
+    assert!(elsewhere);
+    world.script_register((0..4).map(|_| Register::Refuse(Code::Unavailable, "NOT_READY")));
     world.start_server();
-    world.start_agent();
-    tokio::time::sleep(HOUR).await;
-    let n_dialled = world.net.dialled.lock().unwrap().len();
-    assert!((100..=140).contains(&n_dialled), "{n_dialled}");
-    fs::write(world.path("identity/ca.crt"), right).unwrap();
-    world.next_registration().await;
-    world.until(serving).await;
+    world.start_agent_with(world.settings_with(&[("SERVER_REGISTRATION_ADDR", "localhost:8992,a.example.com:8992")]));
+    let (first, _) = world.next_registration().await;
+    for _ in 0..3 {
+        world.next_registration().await;
+    }
+    let (last, _) = world.next_registration().await;
+    assert!(last - first < Duration::from_millis(200 + 400 + 800 + 1600), "{:?}", last - first);
+    drop(server);
 }
 
 #[tokio::test(start_paused = true)]
@@ -425,6 +450,75 @@ async fn rejoin_of_a_deleted_instance_is_dismissed_and_looks_again() {
     let (again, _) = world.next_registration().await;
     assert!((Duration::from_secs(53)..Duration::from_secs(67)).contains(&(again - refused)));
     world.until(serving).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn dismissed_agent_whose_rejoin_is_accepted_is_dismissed_no_longer() {
+    let mut world = World::new();
+    world.write_nonce(HOUR);
+    world.start_server();
+    world.script_talk([Talk::Refuse(Code::Unauthenticated, "CERT_EXPIRED")]);
+    world.script_register([Register::Sign, Register::Refuse(Code::PermissionDenied, "INSTANCE_DELETED")]);
+    world.start_agent();
+    world.until(|state| *state == State::Dismissed).await;
+    for _ in 0..2 {
+        world.next_registration().await;
+    }
+    // Nobody is there for its session, so that nothing else makes it forget.
+    world.net.hang_at(common::AGENT);
+    world.next_registration().await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(*world.control.state().borrow(), State::Connecting);
+}
+
+/// That nobody answers is no reason to hope, nor to hurry.
+#[tokio::test(start_paused = true)]
+async fn dismissed_agent_stays_so_while_it_rejoins_and_no_server_is_there() {
+    let deleted = (Code::PermissionDenied, "INSTANCE_DELETED");
+    for (talk, answer) in [
+        // Dismissed by its rejoin …
+        (Talk::Refuse(Code::Unauthenticated, "CERT_EXPIRED"), Register::Refuse(deleted.0, deleted.1)),
+        // … or by its session, and its certificate runs out meanwhile.
+        (Talk::Refuse(deleted.0, deleted.1), Register::Sign),
+    ] {
+        let world = World::new();
+        *world.plane.ttl.lock().unwrap() = HOUR / 2;
+        world.write_nonce(HOUR);
+        let server = world.start_server();
+        world.script_talk([talk]);
+        world.script_register([Register::Sign, answer]);
+        world.start_agent();
+        world.until(|state| *state == State::Dismissed).await;
+        world.kill(server).await;
+        let n_dialled = || world.net.dialled.lock().unwrap().len();
+        tokio::time::sleep(HOUR).await;
+        let n_before = n_dialled();
+        tokio::time::sleep(HOUR).await;
+        let n_looks = n_dialled() - n_before;
+        assert!((54..=67).contains(&n_looks), "{n_looks} in an hour");
+        assert_eq!(*world.control.state().borrow(), State::Dismissed);
+    }
+}
+
+/// What was broken is the bundle; nobody has said anything against the certificate.
+#[tokio::test(start_paused = true)]
+async fn broken_bundle_that_is_mended_does_not_cost_a_good_certificate() {
+    let mut world = World::new();
+    world.write_nonce(HOUR);
+    let server = world.start_server();
+    world.start_agent();
+    world.next_registration().await;
+    world.until(serving).await;
+    let right = fs::read(world.path("identity/ca.crt")).unwrap();
+    fs::write(world.path("identity/ca.crt"), "nonsense").unwrap();
+    world.kill(server).await;
+    assert!(world.until_parked().await.contains("ca.crt"));
+    let _server = world.start_server();
+    fs::write(world.path("identity/ca.crt"), right).unwrap();
+    world.until(serving).await;
+    while let Ok(seen) = world.seen.try_recv() {
+        assert!(!matches!(seen, common::Seen::Registered { .. }), "it asked for another one");
+    }
 }
 
 /// Whoever was given up by the servers need not be restarted to look at what was brought to it.

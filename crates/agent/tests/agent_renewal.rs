@@ -124,6 +124,79 @@ async fn failed_renewal_is_tried_again_and_costs_no_session() {
     assert_ne!(now, serial);
 }
 
+fn n_sessions(world: &World) -> usize {
+    world.net.dialled.lock().unwrap().iter().filter(|(_, address)| address == common::AGENT).count()
+}
+
+/// A slow store makes every renewal slow; were each to cost its agent the session, a fleet would flap.
+#[tokio::test(start_paused = true)]
+async fn renewal_that_is_not_answered_in_time_costs_no_session() {
+    let mut world = serving_world().await;
+    world.script_renew((0..5).map(|_| Renew::Hang));
+    let mut before = world.next_renewal().await.0;
+    for n in 0..4 {
+        let (at, _) = world.next_renewal().await;
+        let (least, most) = (Duration::from_secs(10), Duration::from_secs(10) + Duration::from_secs(30) * 2_u32.pow(n));
+        assert!((least..=most).contains(&(at - before)), "try {n}: {:?}", at - before);
+        assert_eq!(n_sessions(&world), 1, "try {n}");
+        assert!(serving(&world.control.state().borrow()));
+        before = at;
+    }
+    world.next_stream().await;
+    assert_eq!(n_sessions(&world), 2, "the one with the new certificate");
+}
+
+#[tokio::test(start_paused = true)]
+async fn renewal_that_is_reset_costs_no_session() {
+    let mut world = serving_world().await;
+    world.plane.resets.lock().unwrap().push("RenewCertificate");
+    world.script_renew([Renew::Refuse(Code::ResourceExhausted, "TOO_MANY_RENEWALS")]);
+    world.next_renewal().await;
+    assert!(world.plane.resets.lock().unwrap().is_empty());
+    assert_eq!(n_sessions(&world), 1);
+}
+
+/// It may be the renewal that a server dies of.
+#[tokio::test(start_paused = true)]
+async fn renewal_whose_connection_is_lost_is_not_repeated_at_once() {
+    let mut world = serving_world().await;
+    *world.plane.ttl.lock().unwrap() = common::DAY;
+    world.script_renew([Renew::SignFor(MINUTE)].into_iter().chain((0..60).map(|_| Renew::Hang)));
+    world.next_renewal().await;
+    let (first, _) = world.next_renewal().await;
+    for n in 1..=5 {
+        world.net.cut();
+        world.start_server();
+        let (at, _) = world.next_renewal().await;
+        let most = Duration::from_secs(30) * (2_u32.pow(n) - 1);
+        assert!(at - first <= most, "try {n} after {:?}", at - first);
+    }
+    assert!(Duration::from_secs(60) < first.elapsed(), "five tries in {:?}", first.elapsed());
+}
+
+/// Or whoever loses his connection often asks often.
+#[tokio::test(start_paused = true)]
+async fn waits_between_renewals_outlast_a_connection() {
+    let mut world = serving_world().await;
+    *world.plane.ttl.lock().unwrap() = common::DAY;
+    let busy = || Renew::Refuse(Code::ResourceExhausted, "TOO_MANY_RENEWALS");
+    world.script_renew([Renew::SignFor(MINUTE)].into_iter().chain((0..60).map(|_| busy())));
+    for _ in 0..7 {
+        world.next_renewal().await;
+    }
+    let mut n_renewals = 0;
+    for _ in 0..10 {
+        world.net.cut();
+        world.start_server();
+        while !matches!(world.next().await, Seen::StreamOpened { .. }) {}
+        tokio::time::sleep(Duration::from_secs(6)).await;
+        while let Ok(seen) = world.seen.try_recv() {
+            n_renewals += usize::from(matches!(seen, Seen::Renewed { .. }));
+        }
+    }
+    assert!(n_renewals <= 2, "{n_renewals} in ten short connections");
+}
+
 #[tokio::test(start_paused = true)]
 async fn told_wait_bounds_the_next_try_but_never_hurries_it() {
     for (told, least, most) in [(1, 10, 20), (120_000, 45, 75)] {

@@ -161,6 +161,34 @@ async fn stream_refused_for_a_while_is_opened_again_on_the_same_connection() {
     assert_eq!(dialled.iter().filter(|(_, address)| address == common::AGENT).count(), 1);
 }
 
+/// A proxy in between may end a stream and keep the connection.
+#[tokio::test(start_paused = true)]
+async fn stream_that_is_reset_is_opened_again_on_the_same_connection() {
+    for name in ["ReceiveFiles", "KeyGenRequests"] {
+        let mut world = enrolling_world();
+        let (files, _keys) = (world.feed_files(), world.feed_keys());
+        world.plane.resets.lock().unwrap().push(name);
+        world.start_agent();
+        say(&files, [file("1", "a", "1"), commit("1", "sha256:01")]).await;
+        world.next_change().await;
+        world.until(|state| *state == State::Serving).await;
+        assert!(world.plane.resets.lock().unwrap().is_empty());
+        let dialled = world.net.dialled.lock().unwrap().clone();
+        assert_eq!(dialled.iter().filter(|(_, address)| address == common::AGENT).count(), 1, "{name}");
+    }
+}
+
+/// One that goes on resetting is left for another: there is no loop without a pause.
+#[tokio::test(start_paused = true)]
+async fn server_that_resets_every_stream_is_not_hammered() {
+    let world = enrolling_world();
+    world.plane.resets.lock().unwrap().extend(["ReceiveFiles"; 10_000]);
+    world.start_agent();
+    tokio::time::sleep(HOUR).await;
+    let n_resets = 10_000 - world.plane.resets.lock().unwrap().len();
+    assert!((100..3000).contains(&n_resets), "{n_resets} in an hour");
+}
+
 #[tokio::test(start_paused = true)]
 async fn told_wait_is_obeyed_on_the_session() {
     let mut world = enrolling_world();
@@ -353,6 +381,57 @@ async fn stop_between_connections_tells_a_server_that_is_there() {
         assert_eq!(report.kind(), ReportKind::Notice);
         assert_eq!(report.termination_notice.unwrap().action, "shutdown");
     });
+}
+
+/// The connection dies, or the server does, just as the stop is asked for; another one is there.
+#[tokio::test(start_paused = true)]
+async fn farewell_whose_stream_dies_under_it_is_said_on_a_new_connection() {
+    let mut world = enrolling_world();
+    let run = nstance_agent::run(world.settings(), world.parts(), world.control.clone());
+    let (ended, asked) = tokio::join!(
+        async {
+            run.await;
+            Instant::now()
+        },
+        async {
+            world.next_report().await;
+            world.until(|state| *state == State::Serving).await;
+            world.net.cut();
+            world.start_server();
+            world.control.stop();
+            let asked = Instant::now();
+            let (_, report) = world.next_report().await;
+            assert_eq!(report.kind(), ReportKind::Notice);
+            assert_eq!(report.termination_notice.unwrap().action, "shutdown");
+            assert!(matches!(world.next().await, Seen::HalfClosed { .. }));
+            asked
+        }
+    );
+    assert!(ended - asked < 2 * SECOND, "{:?}", ended - asked);
+}
+
+/// A server that has fallen silent takes half of the time, and another try does not take more than the rest.
+#[tokio::test(start_paused = true)]
+async fn farewell_that_nobody_hears_ends_within_two_seconds() {
+    let mut world = enrolling_world();
+    let run = nstance_agent::run(world.settings(), world.parts(), world.control.clone());
+    let (ended, asked) = tokio::join!(
+        async {
+            run.await;
+            Instant::now()
+        },
+        async {
+            world.next_report().await;
+            world.until(|state| *state == State::Serving).await;
+            world.net.freeze();
+            world.start_server();
+            world.control.stop();
+            Instant::now()
+        }
+    );
+    let dialled = world.net.dialled.lock().unwrap().clone();
+    assert!(dialled.iter().any(|(at, _)| *at == asked + SECOND), "it is tried again once it is late: {dialled:?}");
+    assert!(ended - asked <= 2 * SECOND, "{:?}", ended - asked);
 }
 
 #[tokio::test(start_paused = true)]

@@ -11,6 +11,7 @@ use super::{
     redact::redact,
     spool::{Said, Word, cut},
 };
+use crate::session::CLOCK;
 
 /// The box closes that long after it was opened, whatever became of the boot.
 pub(crate) const MAX_AGE: Duration = Duration::from_secs(3600);
@@ -215,7 +216,9 @@ impl Timeline {
         let untrusted = progress.untrusted.is_some_and(|since| UNTRUSTED_LIMIT <= since);
         let why = match &progress.parked {
             Some(why) => Some(why.as_str()),
-            None if untrusted && stuck == REGISTERED => Some("the server's certificate is not trusted"),
+            None if untrusted && stuck == REGISTERED => {
+                Some(progress.remark.unwrap_or("the server's certificate is not trusted"))
+            }
             None => None,
         };
         match why {
@@ -316,8 +319,16 @@ impl Timeline {
         verdict
     }
 
-    /// What is worth telling of the session, however old the box is.
+    /// What is worth telling of the session, however old the box is, or of the registration while that is under way.
     fn remark(&mut self, look: &Look<'_>) {
+        if let Some(stage) = self.find(REGISTERED).filter(|stage| stage.state == StageState::Running) {
+            match look.progress.remark {
+                Some(remark) => self.detail(REGISTERED, remark),
+                // What else stands there is the reason of an earlier failure.
+                None if stage.detail == CLOCK => self.detail(REGISTERED, ""),
+                None => {}
+            }
+        }
         match look.progress.remark {
             Some(remark) => self.detail(SESSION, remark),
             None if look.progress.session => self.detail(SESSION, ""),

@@ -17,6 +17,7 @@ use std::{
     collections::{HashMap, HashSet, VecDeque},
     io,
     path::Path,
+    pin::pin,
     sync::{
         Arc, Mutex,
         atomic::{AtomicBool, AtomicUsize, Ordering},
@@ -57,6 +58,7 @@ use tokio_stream::{StreamExt as _, wrappers::ReceiverStream};
 use tokio_util::sync::CancellationToken;
 use tonic::{
     Code, Request, Response, Status, Streaming,
+    codegen::{BoxFuture, StdError, http},
     transport::server::{Connected, Server, TlsConnectInfo},
 };
 
@@ -104,6 +106,7 @@ pub enum Renew {
     Nonsense,
     Refuse(Code, &'static str),
     RefuseFor(Code, &'static str, u64),
+    Hang,
 }
 
 /// How to treat one report stream.
@@ -143,6 +146,8 @@ pub struct Plane {
     pub register: Mutex<VecDeque<Register>>,
     pub talk: Mutex<VecDeque<Talk>>,
     pub renew: Mutex<VecDeque<Renew>>,
+    /// Names of calls whose streams are reset, each once, while the connection stands.
+    pub resets: Mutex<Vec<&'static str>>,
     seen: mpsc::Sender<Seen>,
 }
 
@@ -176,6 +181,7 @@ impl World {
             register: Mutex::default(),
             talk: Mutex::default(),
             renew: Mutex::default(),
+            resets: Mutex::default(),
             seen: sender,
         };
         let directory = tempfile::tempdir().unwrap();
@@ -387,6 +393,14 @@ impl MemNet {
         self.open.load(Ordering::SeqCst)
     }
 
+    /// Whoever listens at one address listens at another instead; answers whether somebody does.
+    pub fn move_listener(&self, from: &str, to: &str) -> bool {
+        let mut listeners = self.listeners.lock().unwrap();
+        let Some(listener) = listeners.remove(from) else { return false };
+        listeners.insert(to.to_owned(), listener);
+        true
+    }
+
     /// New connections to this address are neither made nor refused.
     pub fn hang_at(&self, address: &str) {
         self.holes.lock().unwrap().insert(address.to_owned());
@@ -425,11 +439,13 @@ impl Net for MemNet {
         let open = self.open.clone();
         open.fetch_add(1, Ordering::SeqCst);
         self.relays.spawn_droppable("relay", async move {
+            // Each way by itself: what a server said before it closed arrives, as it does over TCP. And kept when it is
+            // frozen: whoever lost his end would be told.
+            let mut carried = pin!(async { tokio::join!(carry(left_out, right_in), carry(right_out, left_in)) });
             tokio::select! {
                 () = frozen.cancelled() => std::future::pending().await,
                 () = cut.cancelled() => {}
-                // Each way by itself: what a server said before it closed arrives, as it does over TCP.
-                _ = async { tokio::join!(carry(left_out, right_in), carry(right_out, left_in)) } => {}
+                _ = &mut carried => {}
             }
             open.fetch_sub(1, Ordering::SeqCst);
         });
@@ -504,9 +520,12 @@ impl Plane {
             }
         });
         let service = Service(self.clone());
+        let plane = self.clone();
+        let resetting = tower::layer::layer_fn(move |inner| Resetting { inner, plane: plane.clone() });
         let stop = scope.token().clone();
         scope.spawn("serve", async move {
             let server = Server::builder()
+                .layer(resetting)
                 .add_service(v1::registration_service_server::RegistrationServiceServer::new(service.clone()))
                 .add_service(v1::agent_service_server::AgentServiceServer::new(service))
                 .serve_with_incoming(ReceiverStream::new(streams));
@@ -515,6 +534,36 @@ impl Plane {
                 ended = server => ended.unwrap(),
             }
         });
+    }
+}
+
+/// Resets single streams, as a proxy in between does.
+#[derive(Clone)]
+struct Resetting<S> {
+    inner: S,
+    plane: Arc<Plane>,
+}
+
+impl<S, B> tower::Service<http::Request<B>> for Resetting<S>
+where
+    S: tower::Service<http::Request<B>, Error: Into<StdError>, Response: Send, Future: Send + 'static>,
+{
+    type Response = S::Response;
+    type Error = StdError;
+    type Future = BoxFuture<S::Response, StdError>;
+
+    fn poll_ready(&mut self, cx: &mut std::task::Context<'_>) -> std::task::Poll<Result<(), StdError>> {
+        self.inner.poll_ready(cx).map_err(Into::into)
+    }
+
+    fn call(&mut self, request: http::Request<B>) -> Self::Future {
+        let mut resets = self.plane.resets.lock().unwrap();
+        if let Some(at) = resets.iter().position(|name| request.uri().path().ends_with(name)) {
+            resets.remove(at);
+            return Box::pin(async { Err("reset".into()) });
+        }
+        let answer = self.inner.call(request);
+        Box::pin(async { answer.await.map_err(Into::into) })
     }
 }
 
@@ -661,6 +710,7 @@ impl v1::agent_service_server::AgentService for Service {
             Renew::Nonsense => Ok(Response::new(answer(&KeyPair::generate(&*plane.dice).public_key(), bundle, None))),
             Renew::Refuse(code, reason) => Err(refusal(code, reason)),
             Renew::RefuseFor(code, reason, millis) => Err(with_retry(refusal(code, reason), millis)),
+            Renew::Hang => std::future::pending().await,
         }
     }
 }

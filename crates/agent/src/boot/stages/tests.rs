@@ -107,6 +107,26 @@ fn looks_that_come_twice_or_late_tell_the_same() {
 }
 
 #[test]
+fn remark_is_told_at_the_stage_that_is_under_way_and_taken_back() {
+    let with = |remark, progress| Progress { remark, ..progress };
+    let detail = |timeline: &Timeline, name: &str| timeline.find(name).map(|stage| stage.detail.clone());
+    let mut timeline = take(&[Look { progress: with(Some("clock"), look(1).progress), ..look(1) }]);
+    assert_eq!(detail(&timeline, REGISTERED).as_deref(), Some("clock"));
+    timeline.take(&look(2), TIMEOUT);
+    assert_eq!(detail(&timeline, REGISTERED).as_deref(), Some(""));
+
+    // The reason of an earlier failure is not a remark.
+    timeline.take(&Look { progress: parked("NONCE_USED: no"), ..look(3) }, TIMEOUT);
+    timeline.take(&look(4), TIMEOUT);
+    assert_eq!(detail(&timeline, REGISTERED).as_deref(), Some("NONCE_USED: no"));
+
+    let registered = Progress { registered: true, ..look(5).progress };
+    timeline.take(&Look { progress: with(Some("clock"), registered), ..look(5) }, TIMEOUT);
+    assert_eq!(detail(&timeline, REGISTERED).as_deref(), Some(""));
+    assert_eq!(detail(&timeline, SESSION).as_deref(), Some("clock"));
+}
+
+#[test]
 fn cloud_init_is_waited_for() {
     let with = |seconds, cloud_init| Look { progress: serving(), files: Some(at(2)), cloud_init, ..look(seconds) };
     let mut timeline = take(&[with(3, CloudInit::Running("init".into()))]);
