@@ -61,7 +61,7 @@ nstance-agent-static:
 
 # The same as a deb and an rpm, with unit, user and manual. Needs dpkg-deb and rpmbuild.
 agent-packages: nstance-agent-static
-	deploy/package bin/nstance-agent-$(AGENT_TARGET) bin
+	deploy/package bin/nstance-agent-$(AGENT_TARGET) bin "$$($(CARGO) pkgid -p nstance-agent | sed 's/.*[#@]//')"
 
 # What that file costs where nothing happens, held against what is promised: on any machine, and on a spot machine, which
 # asks a metadata service all the time; that one is served in a network of its own. Takes two and a half minutes.

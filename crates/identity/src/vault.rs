@@ -6,7 +6,7 @@ use nstance_core::ports::{
 };
 
 use crate::{
-    ca::{CA_KEY_SECRET, ca_key_secret},
+    ca::{CA_KEY_SECRET, NONCE_KEY_SECRET, ca_key_secret},
     keys::{KeyError, KeyPair},
 };
 
@@ -18,8 +18,8 @@ pub enum VaultError {
     Key { name: String, source: KeyError },
 }
 
-/// All keys under a name: the first signs, all verify, so that a new one can be put before the old one while what that
-/// signed is still about. None on the store's own word only.
+/// All keys under a name: the first signs, all verify, so that a key can be replaced while what it signed is still about.
+/// The new one comes last until everybody knows it, then first. None on the store's own word only.
 pub async fn read_keys(secrets: &dyn Secrets, name: &str) -> Result<Vec<KeyPair>, VaultError> {
     match secrets.get(name).await {
         Ok(secret) => {
@@ -30,9 +30,18 @@ pub async fn read_keys(secrets: &dyn Secrets, name: &str) -> Result<Vec<KeyPair>
     }
 }
 
-/// The one of them that signs.
+/// The only key under a name; of several nobody could say which one belongs there.
 pub async fn read_key(secrets: &dyn Secrets, name: &str) -> Result<Option<KeyPair>, VaultError> {
-    Ok(read_keys(secrets, name).await?.into_iter().next())
+    let mut keys = read_keys(secrets, name).await?;
+    if 1 < keys.len() {
+        return Err(VaultError::Key { name: name.to_owned(), source: KeyError::Private });
+    }
+    Ok(keys.pop())
+}
+
+/// The key that signs nonces.
+pub async fn read_nonce_key(secrets: &dyn Secrets) -> Result<Option<KeyPair>, VaultError> {
+    Ok(read_keys(secrets, NONCE_KEY_SECRET).await?.into_iter().next())
 }
 
 /// A CA's key: under the certificate's own name, else under the first one's.

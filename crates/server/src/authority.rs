@@ -29,7 +29,7 @@ use nstance_identity::{
     nonce::{AgentNonce, NonceKeys, sign_agent_nonce},
     renew::renew_at,
     tls::{ClientTrust, ServerIdentity, TlsError},
-    vault::{VaultError, read_ca_key, read_key, read_keys, store_key},
+    vault::{VaultError, read_ca_key, read_key, read_keys, read_nonce_key, store_key},
 };
 use nstance_store::{
     cache::Cache,
@@ -153,7 +153,7 @@ impl Vault<'_> {
         let bundle = bundle.as_ref().map(|(_, bundle)| bundle);
         let key = self.ca_key(bundle).await?;
         match ca_step(bundle, key.as_ref()) {
-            CaStep::GoOn if self.key(NONCE_KEY_SECRET).await?.is_some() => Ok(Step::Ready),
+            CaStep::GoOn if read_nonce_key(self.secrets).await?.is_some() => Ok(Step::Ready),
             CaStep::MakeKey if self.remembered().is_some() => Err(AuthorityError::StoreLost),
             CaStep::GoOn | CaStep::MakeKey | CaStep::MakeCertificate => Ok(Step::NeedsLease),
             CaStep::KeyLost { fingerprint } => {
@@ -193,7 +193,7 @@ impl Vault<'_> {
                 }
             }
         }
-        if self.key(NONCE_KEY_SECRET).await?.is_none() {
+        if read_nonce_key(self.secrets).await?.is_none() {
             self.create_key(NONCE_KEY_SECRET).await?;
         }
         Ok(())

@@ -1,6 +1,6 @@
 //! Use cases, one family per file: what a request means, without its wire form.
 
-mod audit;
+pub(crate) mod audit;
 pub mod certificates;
 pub mod config;
 pub mod explain;

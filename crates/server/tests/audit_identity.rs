@@ -96,6 +96,14 @@ async fn every_identity_given_or_refused_is_audited() {
     assert_eq!(said(&line), ["renewal", "agent", ""]);
     assert_eq!(line["serial"], serial(&renewed.client_certificate_pem));
 
+    // Once the new one was used, the old one is turned away at the door.
+    let newer = Agent { chain: renewed.client_certificate_pem, ..agent.clone() };
+    let line = newer.dial(&shard.leader.advertised.agent).await.unwrap();
+    let empty = v1::PublicKeysRequest::default();
+    AgentServiceClient::new(line.channel.clone()).submit_public_keys(empty).await.unwrap_err();
+    assert_refused(client.renew_certificate(renewal(&agent.key)).await, Code::Unauthenticated, "CERT_SUPERSEDED");
+    assert_eq!(said(&log.last(&id.to_string(), &agent.key)), ["renewal", "agent", "CERT_SUPERSEDED"]);
+
     let (cluster, tenant, client_id) = ("demo".parse().unwrap(), tenant(), id.to_string());
     let mut proofs = Vec::new();
     for (counter, reason) in [(1, ""), (7, "REJOIN_COUNTER")] {

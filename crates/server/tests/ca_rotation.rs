@@ -443,6 +443,25 @@ async fn a_server_notices_another_ca_before_it_leads() {
     shown(&shard.leader.advertised.registration, &only_b).await.expect("a certificate by the CA that issues");
 }
 
+/// A rotation waits for it.
+#[tokio::test]
+async fn a_used_certificate_is_noted_once_the_store_takes_it() {
+    let bucket = Arc::new(Meddler::new(Arc::new(MemoryStore::new())));
+    let shard = shard_on(Site::on(bucket.clone(), FakeOptions::default()), 1).await;
+    let id = shard.only_vm().await;
+    let mut agent = Agent::register(&shard, id).await;
+    renew(&shard, &mut agent).await;
+    let key = instance_key(&shard_id(), &tenant(), &id);
+    let n_before = bucket.n_puts(&key);
+    bucket.cut(&[&key]);
+    // One call, and none after it: nobody will ask again.
+    assert_eq!(agent.knock(&shard.leader).await.code(), Code::InvalidArgument);
+    wait_until("a try in vain", async || n_before < bucket.n_puts(&key)).await;
+    bucket.cut(&[]);
+    wait_until("the record to say so", async || shard.site.record(id).await.unwrap().cert.unwrap().previous.is_none())
+        .await;
+}
+
 #[tokio::test]
 async fn a_ca_bundle_that_is_gone_is_put_back() {
     let shard = shard_of(0).await;
@@ -472,9 +491,13 @@ async fn a_ca_that_nobody_trusts_is_not_followed() {
     let key = elsewhere.site.secrets().get(CA_KEY_SECRET).await.unwrap();
     shard.site.secrets().create(&ca_key_secret(&fingerprint), &key).await.unwrap();
     let replaced = shard.site.bucket.put(&ca_crt_key(), theirs, Condition::Match(ours.etag)).await.unwrap();
-    refresh(&operator).await;
     let bundle = Bundle::parse(&ours.body).unwrap();
-    shown(registration, &bundle).await.expect("the CA that all trust");
+    // However long it lies there.
+    for _ in 0..3 {
+        refresh(&operator).await;
+        shown(registration, &bundle).await.expect("the CA that all trust");
+        shard.site.clock.leap(OVERLAP * 2 / 3);
+    }
     shard.site.bucket.put(&ca_crt_key(), ours.body, Condition::Match(replaced)).await.unwrap();
     refresh(&operator).await;
     shown(registration, &bundle).await.expect("it still is");

@@ -3,7 +3,7 @@
 use nstance_core::ports::secrets::Secrets;
 use nstance_identity::{
     ca::NONCE_KEY_SECRET,
-    vault::{read_ca_key, read_key},
+    vault::{read_ca_key, read_nonce_key},
 };
 use nstance_rt::chain::Chain;
 
@@ -58,7 +58,7 @@ async fn keys(mut section: Section<'_>, cluster: &Cluster, secrets: &dyn Secrets
         ),
         Err(error) => section.fail("ca-key", Chain(error).to_string(), RESTORE),
     }
-    match read_key(secrets, NONCE_KEY_SECRET).await {
+    match read_nonce_key(secrets).await {
         Ok(Some(_)) => section.ok("nonce-key", ""),
         Ok(None) => section.fail("nonce-key", format!("{NONCE_KEY_SECRET} is missing"), START),
         Err(error) => section.fail("nonce-key", Chain(&error).to_string(), RESTORE),

@@ -58,7 +58,7 @@ pub struct CaSource {
     cache: Arc<Cache>,
     /// The version of `ca.crt` that is in force.
     seen: Mutex<Option<ETag>>,
-    /// When the CA in force was seen to be the stored one.
+    /// When it was last seen what lies there.
     looked_at: Mutex<Timestamp>,
     /// Looks take turns: an older one must not undo a newer.
     turn: tokio::sync::Mutex<()>,
@@ -215,6 +215,7 @@ async fn put_back(shared: &Shared, key: &str) -> Result<bool, AuthorityError> {
     match shared.store.put(key, body, Condition::Create).await {
         Ok(etag) => {
             *shared.ca_source.seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(etag);
+            shared.ca_source.looked(shared.clock.now());
             shared.tell(Tell::shard(Reason::RecordRepaired, format!("{key} was gone and is put back")));
             Ok(false)
         }
@@ -226,7 +227,10 @@ async fn put_back(shared: &Shared, key: &str) -> Result<bool, AuthorityError> {
 async fn adopt(shared: &Shared, body: &[u8]) -> Result<(), AuthorityError> {
     let bundle = Bundle::parse(body).map_err(AuthorityError::Ca)?;
     let ours = Bundle::parse(shared.authority.bundle_pem().as_bytes()).map_err(AuthorityError::Ca)?;
-    if !ours.may_become(&bundle) && shared.ca_source.looked_lately(shared.clock.now()) {
+    let now = shared.clock.now();
+    if !ours.may_become(&bundle) && shared.ca_source.looked_lately(now) {
+        // For as long as it lies there: only who could not look for long does not know how it came to be.
+        shared.ca_source.looked(now);
         return Err(AuthorityError::ForeignCa { found: bundle, ours });
     }
     let secrets = shared.ca_source.secrets.as_ref();

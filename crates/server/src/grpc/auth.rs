@@ -9,11 +9,19 @@ use std::{
     pin::Pin,
     sync::Arc,
     task::{Context, Poll},
+    time::Duration,
 };
 
 use futures::{FutureExt as _, future::Either};
-use nstance_core::ids::{InstanceId, OperatorId, Tenant};
-use nstance_identity::peer::{Peer, PeerName};
+use nstance_core::{
+    ids::{InstanceId, OperatorId, Tenant},
+    instance::CertPair,
+};
+use nstance_identity::{
+    peer::{Peer, PeerName},
+    role::Role,
+};
+use nstance_rt::backoff::Backoff;
 use nstance_store::rebuild::CorruptRecord;
 use tonic::{Request, Status, body::Body};
 use tower::{Layer, Service};
@@ -21,8 +29,16 @@ use tower::{Layer, Service};
 use super::{conn::ConnInfo, status::Refusal};
 use crate::{
     events::{Reason, Tell},
+    service::audit::Audit,
     term::{Term, UpdateError},
 };
+
+/// What a call that asks for another certificate is called.
+const RENEWAL: &str = "/RenewCertificate";
+
+/// Between two tries to take the old serial off a record, be it an agent's or an operator's; nobody is in a hurry for it.
+pub const RETIRE_BASE: Duration = Duration::from_secs(1);
+pub const RETIRE_CAP: Duration = Duration::from_secs(60);
 
 /// Who calls, proved.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -121,6 +137,25 @@ impl Auth {
         Ok(caller)
     }
 
+    /// Who is turned away here never comes to the one who notes what came of a renewal.
+    fn audit_renewal(&self, request: &http::Request<Body>, refusal: &Refusal) {
+        let role = match self.port {
+            Port::Agent => Role::Agent,
+            Port::Operator => Role::Operator,
+        };
+        let info = request.extensions().get::<ConnInfo>();
+        let mut audit = Audit::new(&self.term, "renewal", role, info.map(|info| info.remote));
+        if let Some(peer) = info.and_then(|info| info.leaf.as_ref()).and_then(|leaf| Peer::from_der(leaf).ok()) {
+            audit.key(&peer.public_key);
+            match &peer.name {
+                PeerName::Agent { instance, tenant } => audit.subject(instance, tenant),
+                PeerName::Operator { operator, tenant } => audit.subject(operator, tenant),
+                PeerName::Server { .. } => {}
+            }
+        }
+        audit.close(&Err::<(), _>(refusal.clone()));
+    }
+
     /// Live state of an agent: its instance stands, and this certificate is one of its two.
     async fn agent(&self, id: InstanceId, tenant: &Tenant, peer: &Peer, leaf: &[u8]) -> Result<(), Refusal> {
         let gone = || {
@@ -153,8 +188,7 @@ impl Auth {
                         entry.used_serial.clone_from(&serial);
                     }
                     // One at a time: while the store is slow every call would add a write to those that wait.
-                    let is_first = serial.is_some() && !std::mem::replace(&mut entry.retiring, true);
-                    Some(serial.filter(|_| is_first))
+                    Some(serial.is_some() && !std::mem::replace(&mut entry.retiring, true))
                 }
                 // The one before it passes until the new one was used.
                 Some(cert)
@@ -162,35 +196,51 @@ impl Auth {
                         && cert.previous.as_ref().is_some_and(|it| it.serial == peer.serial)
                         && entry.used_serial.as_ref() != Some(&cert.current.serial) =>
                 {
-                    Some(None)
+                    Some(false)
                 }
                 _ => return Err(superseded()),
             }
         };
         match retired {
             None => return self.pin(id, peer, leaf).await,
-            Some(Some(serial)) => self.retire_previous(id, serial),
-            Some(None) => {}
+            Some(true) => self.retire_previous(id),
+            Some(false) => {}
         }
         Ok(())
     }
 
     /// The new certificate is in use: the old one passes no longer. Memory knows already, the record follows in its own
-    /// time.
-    fn retire_previous(&self, id: InstanceId, serial: String) {
+    /// time; but it does, for a rotation of the CA waits for everybody of whom it does not say so.
+    fn retire_previous(&self, id: InstanceId) {
         let term = self.term.clone();
         self.term.tasks.spawn_droppable("retire serial", async move {
-            let retired = term.update(id, |it| {
-                let mut it = it.clone();
-                let cert = it.cert.as_mut().filter(|cert| cert.current.serial == serial)?;
-                cert.previous.take()?;
-                Some(it)
-            });
-            if let Err(error) = retired.await {
-                tracing::debug!(instance = %id, %error, "old serial not retired yet");
-            }
-            if let Some(entry) = term.world.lock().entries.get_mut(&id) {
-                entry.retiring = false;
+            let mut backoff = Backoff::new(RETIRE_BASE, RETIRE_CAP);
+            loop {
+                // The one in use may be another by the time that the store answers.
+                let used = match term.world.lock().entries.get_mut(&id) {
+                    None => return,
+                    Some(entry) => match &entry.instance().cert {
+                        Some(CertPair { current, previous: Some(_) })
+                            if entry.used_serial.as_ref() == Some(&current.serial) =>
+                        {
+                            current.serial.clone()
+                        }
+                        _ => {
+                            entry.retiring = false;
+                            return;
+                        }
+                    },
+                };
+                let retired = term.update(id, |it| {
+                    let mut it = it.clone();
+                    let cert = it.cert.as_mut().filter(|cert| cert.current.serial == used)?;
+                    cert.previous.take()?;
+                    Some(it)
+                });
+                if let Err(error) = retired.await {
+                    tracing::debug!(instance = %id, %error, "old serial not retired yet");
+                    tokio::time::sleep(backoff.next(term.shared.entropy.as_ref())).await;
+                }
             }
         });
     }
@@ -216,7 +266,7 @@ impl Auth {
                     addresses: it.provider.addresses.clone(),
                     agent_version: String::new(),
                 });
-                it.cert = Some(nstance_core::instance::CertPair {
+                it.cert = Some(CertPair {
                     current: nstance_core::instance::CertFact {
                         serial: peer.serial.clone(),
                         issuer: issuer.clone(),
@@ -312,6 +362,9 @@ where
                     Ok(request)
                 }
                 Err(refusal) => {
+                    if request.uri().path().ends_with(RENEWAL) {
+                        auth.audit_renewal(&request, &refusal);
+                    }
                     tracing::debug!(reason = refusal.reason, message = refusal.message, "call refused");
                     Err(Status::from(refusal).into_http())
                 }

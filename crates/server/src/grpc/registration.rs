@@ -9,7 +9,10 @@ use tonic::{Code, Request, Response, Status};
 use super::{conn::ConnInfo, limits::RegistrationLimits, status::Refusal};
 use crate::{
     metrics::ReasonLabels,
-    service::register::{self, Asking},
+    service::{
+        audit::Audit,
+        register::{self, Asking},
+    },
     term::Term,
 };
 
@@ -37,15 +40,16 @@ impl Registrations {
     ) -> Result<Response<v1::RegisterClientResponse>, Status> {
         let remote = ConnInfo::remote_of(&request);
         let limited = || {
-            tracing::info!(reason = "RATE_LIMITED", remote = remote.map(tracing::field::display), "identity refused");
             let limited = Refusal::new(Code::ResourceExhausted, "RATE_LIMITED", "too many registrations; retry later");
-            limited.within(LATER)
+            let limited = Err(limited.within(LATER));
+            Audit::new(&self.term, "registration", asking.role(), remote).close(&limited);
+            limited
         };
         let outcome = async {
             if remote.is_some_and(|remote| !self.limits.admit(remote)) {
-                return Err(limited());
+                return limited();
             }
-            let _place = self.in_flight.try_acquire().map_err(|_| limited())?;
+            let Ok(_place) = self.in_flight.try_acquire() else { return limited() };
             register::register(&self.term, request.into_inner(), asking, remote).await
         };
         match outcome.await {

@@ -69,11 +69,11 @@ pub async fn renew(
     remote: Option<SocketAddr>,
     public_key_pem: &[u8],
 ) -> Result<v1::RenewCertificateResponse, Refusal> {
-    let mut audit = Audit::new("renewal", caller.peer().role(), remote);
+    let mut audit = Audit::new(term, "renewal", caller.peer().role(), remote);
     audit.key(&caller.peer().public_key);
     audit.subject(caller.subject(), caller.tenant());
     let renewed = try_renew(term, caller, public_key_pem, &mut audit).await;
-    audit.close(term, renewed.as_ref().err());
+    audit.close(&renewed);
     renewed
 }
 

@@ -18,10 +18,16 @@ use nstance_core::{
     time::Mono,
 };
 use nstance_identity::peer::{LEEWAY, Peer};
-use nstance_rt::chain::Chain;
+use nstance_rt::{backoff::Backoff, chain::Chain};
 use nstance_store::records::{Versioned, operator::OperatorRecord};
 
-use crate::{grpc::status::Refusal, term::Term};
+use crate::{
+    grpc::{
+        auth::{RETIRE_BASE, RETIRE_CAP},
+        status::Refusal,
+    },
+    term::Term,
+};
 
 const REMEMBERED: Duration = Duration::from_secs(300);
 
@@ -176,19 +182,22 @@ pub async fn watch_watchers(term: Arc<Term>) {
     }
 }
 
-/// Takes the old serial off the record, for the other shards. Should that fail, it passes there until the next renewal
-/// or its end, as it would have without this.
+/// Takes the old serial off the record: other shards let it pass until then, and a rotation of the CA waits for it.
+/// There is one task for each serial that is used for the first time.
 fn retire_previous(term: &Arc<Term>, operator: OperatorId, record: Versioned<OperatorRecord>) {
     let term = term.clone();
     term.tasks.clone().spawn_droppable("retire serial", async move {
+        let mut backoff = Backoff::new(RETIRE_BASE, RETIRE_CAP);
         let serial = record.value.cert.current.serial.clone();
-        let retired = term.shared.records.update_operator(&term.guard, &record, |it| {
-            let mut it = it.clone();
-            it.cert.previous.take().filter(|_| it.cert.current.serial == serial)?;
-            Some(it)
-        });
-        if let Err(error) = retired.await {
-            tracing::debug!(%operator, error = %Chain(&error), "old serial not retired");
+        loop {
+            let retired = term.shared.records.update_operator(&term.guard, &record, |it| {
+                let mut it = it.clone();
+                it.cert.previous.take().filter(|_| it.cert.current.serial == serial)?;
+                Some(it)
+            });
+            let Err(error) = retired.await else { return };
+            tracing::debug!(%operator, error = %Chain(&error), "old serial not retired yet");
+            tokio::time::sleep(backoff.next(term.shared.entropy.as_ref())).await;
         }
     });
 }

@@ -62,6 +62,15 @@ pub enum Asking {
     Operator,
 }
 
+impl Asking {
+    pub fn role(self) -> Role {
+        match self {
+            Self::Agent => Role::Agent,
+            Self::Operator => Role::Operator,
+        }
+    }
+}
+
 /// Registers whoever calls from there, and notes what came of it.
 pub async fn register(
     term: &Arc<Term>,
@@ -69,16 +78,12 @@ pub async fn register(
     asking: Asking,
     remote: Option<SocketAddr>,
 ) -> Result<v1::RegisterClientResponse, Refusal> {
-    let role = match asking {
-        Asking::Agent => Role::Agent,
-        Asking::Operator => Role::Operator,
-    };
-    let mut audit = Audit::new("registration", role, remote);
+    let mut audit = Audit::new(term, "registration", asking.role(), remote);
     let registering = try_register(term, request, asking, &mut audit);
     let registered = tokio::time::timeout(CALL, registering).await.unwrap_or_else(|_| {
         Err(Refusal::unavailable("STORE_UNAVAILABLE", "registration did not finish in time; retry"))
     });
-    audit.close(term, registered.as_ref().err());
+    audit.close(&registered);
     registered
 }
 

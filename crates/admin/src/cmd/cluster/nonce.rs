@@ -8,7 +8,7 @@ use nstance_core::ports::clock::random;
 use nstance_identity::{
     ca::NONCE_KEY_SECRET,
     nonce::{OperatorNonce, new_jti, sign_operator_nonce},
-    vault::read_key,
+    vault::read_nonce_key,
 };
 use serde_json::json;
 
@@ -53,7 +53,7 @@ fn expiry(text: &str) -> Result<Duration, String> {
 pub(super) async fn run(context: &Context, args: NonceArgs) -> Result<Exit, Failure> {
     let cluster = args.store.open()?;
     let secrets = args.store.secrets(cluster.store.clone(), Vec::new())?;
-    let key = read_key(secrets.as_ref(), NONCE_KEY_SECRET).await;
+    let key = read_nonce_key(secrets.as_ref()).await;
     let key = key.map_err(|error| Failure::failed("read the nonce key").because(error))?.ok_or_else(|| {
         let what = format!("secret {NONCE_KEY_SECRET} is not in {}", cluster.store.describe());
         Failure::new(Exit::NotFound, what)
