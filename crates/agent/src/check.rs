@@ -10,7 +10,7 @@ use crate::{
     disk::Disk,
     enrol::certificate_of,
     identity_dir::{IdentityDir, directory_problems, inspect},
-    link::{TcpNet, dial},
+    link::{DialError, TcpNet, dial},
     settings::{Address, Problem, Settings},
 };
 
@@ -59,17 +59,26 @@ pub async fn check(settings: Result<Settings, Vec<Problem>>) -> Vec<Line> {
     lines
 }
 
-/// One server leads, and the others may not listen at all: that one address answers is enough.
+/// One server leads, and the others may not listen at all: that one address answers is enough. That excuses nobody who
+/// does answer, and is not one of our servers.
 async fn reach_any(bundle: &Bundle, what: &str, addresses: &[Address]) -> Vec<Line> {
+    let tls = match client_config(bundle, None, Arc::new(SystemClock)) {
+        Ok(tls) => tls,
+        Err(error) => return vec![bad(format!("{what}: {}", Chain(&error)))],
+    };
     let mut found = Vec::new();
     for address in addresses {
-        found.push((address, reach(bundle, address).await));
+        // A port that asks for a client certificate still completes the handshake's server half, which is all that is
+        // asked.
+        found.push((address, dial(&TcpNet, &tls, address).await.map(drop)));
     }
     let reached = found.iter().any(|(_, reached)| reached.is_ok());
     let line = |(address, result)| match result {
         Ok(()) => good(format!("{what} {address}")),
-        Err(why) if reached => good(format!("{what} {address}: not needed, another answers: {why}")),
-        Err(why) => bad(format!("{what} {address}: {why}")),
+        Err(error @ DialError::Connect { .. }) if reached => {
+            good(format!("{what} {address}: not needed, another answers: {}", Chain(&error)))
+        }
+        Err(error) => bad(format!("{what} {address}: {}", Chain(&error))),
     };
     found.into_iter().map(line).collect()
 }
@@ -105,10 +114,4 @@ fn identity_line(settings: &Settings, dir: &IdentityDir, now: Timestamp) -> Line
             Ok(claims) => good(format!("nonce for {} until {}", claims.subject, claims.expires_at)),
         },
     }
-}
-
-/// A port that asks for a client certificate still completes the handshake's server half, which is all that is asked.
-async fn reach(bundle: &Bundle, address: &Address) -> Result<(), String> {
-    let tls = client_config(bundle, None, Arc::new(SystemClock)).map_err(|error| Chain(&error).to_string())?;
-    dial(&TcpNet, &tls, address).await.map(drop).map_err(|error| Chain(&error).to_string())
 }

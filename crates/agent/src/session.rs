@@ -17,7 +17,7 @@ use std::{
 use nstance_core::time::Mono;
 use nstance_identity::{
     peer::{LEEWAY, Peer},
-    tls::client_config,
+    tls::{TlsError, client_config},
 };
 use nstance_proto::v1::{HealthReportRequest, ReportKind, agent_service_client::AgentServiceClient};
 use nstance_rt::{
@@ -80,7 +80,8 @@ pub(crate) enum SessionOver {
     Rejoin,
     Park {
         why: String,
-        /// Whether the certificate was turned down; if not, it is as good as before once the reason is gone.
+        /// Whether the certificate was turned down, or is what cannot be used; if not, it is as good as before once the
+        /// reason is gone.
         refused: bool,
     },
     /// The server no longer counts on this machine, and somebody brought it a new nonce or bundle.
@@ -149,7 +150,8 @@ async fn serve_until_stopped(ctx: &Context, reports: &mut Reports) -> Result<Ses
                         }
                         continue;
                     }
-                    Err(Unusable::Gone(why)) => return Ok(SessionOver::Park { why, refused: false }),
+                    Err(Unusable::Bundle(why)) => return Ok(SessionOver::Park { why, refused: false }),
+                    Err(Unusable::Gone(why)) => return Ok(SessionOver::Park { why, refused: true }),
                 };
                 match ctx.unless_stopped(open_unless_urgent(ctx, &tls)).await? {
                     Ok(link) => (link, None),
@@ -271,6 +273,10 @@ pub(crate) enum Unusable {
     /// It is there, and cannot be read at the moment.
     #[error("{0}")]
     ForNow(String),
+    /// The CA bundle is at fault; nobody has said anything against the certificate.
+    #[error("{0}")]
+    Bundle(String),
+    /// The key or the certificate is at fault.
     #[error("{0}")]
     Gone(String),
 }
@@ -278,7 +284,12 @@ pub(crate) enum Unusable {
 impl From<DirError> for Unusable {
     fn from(error: DirError) -> Self {
         let text = Chain(&error).to_string();
-        if error.may_pass() { Self::ForNow(text) } else { Self::Gone(text) }
+        match error {
+            error if error.may_pass() => Self::ForNow(text),
+            DirError::Key { .. } => Self::Gone(text),
+            // Of the files that are read, only the bundle has to be there.
+            DirError::Ca { .. } | DirError::Read { .. } | DirError::Write { .. } => Self::Bundle(text),
+        }
     }
 }
 
@@ -295,8 +306,11 @@ pub(crate) fn tls_of(ctx: &Context) -> Result<Arc<ClientConfig>, Unusable> {
     if is_clock_doubtful(ctx, &peer) {
         ctx.board.set_remark(Some(CLOCK));
     }
-    client_config(&bundle, Some((&chain, &key)), ctx.parts.clock.clone())
-        .map_err(|error| gone(&Chain(&error).to_string()))
+    client_config(&bundle, Some((&chain, &key)), ctx.parts.clock.clone()).map_err(|error| match error {
+        // What follows the first certificate has not been looked at before.
+        TlsError::Chain | TlsError::Mismatch => gone(&format!("identity.crt: {error}")),
+        TlsError::Rejected(_) => Unusable::Bundle(Chain(&error).to_string()),
+    })
 }
 
 /// Whether every server must take the certificate on disk for one that is over. One that cannot be read is not judged.
@@ -618,10 +632,11 @@ async fn farewell(ctx: &Context, reports: &mut Reports) {
     tracing::info!(told, "left without a session");
 }
 
-/// As [`open`], in the time that a farewell or a notice has: each address gets its share of what is left, so that one that swallows
-/// everything does not take the time of the others.
+/// As [`open`], in the time that a farewell or a notice has: each address gets its share of what is left, so that one
+/// that swallows everything does not take the time of the others.
 async fn open_in_haste(ctx: &Context, tls: &Arc<ClientConfig>) -> Option<Link> {
     let until = Instant::now() + HASTY_DIAL;
+    let until = ctx.leave_by.get().map_or(until, |leave_by| until.min(*leave_by));
     let mut n_left = u32::try_from(ctx.settings.agent.len()).unwrap_or(u32::MAX);
     for address in &ctx.settings.agent {
         let share = until.saturating_duration_since(Instant::now()) / n_left;

@@ -377,7 +377,7 @@ async fn check_judges_the_certificate_that_lies_there() {
     assert!(said.contains("ok   nonce for"), "what is no certificate is not looked at further: {said}");
 }
 
-/// Of several servers one leads, and the others may not listen at all.
+/// Of several servers one leads, and the others may not listen at all; but whoever listens has to be a server of ours.
 #[tokio::test]
 async fn check_is_content_with_one_address_that_answers() {
     let world = world();
@@ -405,6 +405,14 @@ async fn check_is_content_with_one_address_that_answers() {
     for address in ["127.0.0.1:1", "127.0.0.1:2"] {
         assert!(has(&said, &format!("FAIL agent {address}: connect to")), "{said:?}");
     }
+
+    let stranger = World::with(6, Arc::new(SystemClock));
+    let [theirs, _] = listen(&stranger).await;
+    let (code, said) = check(&format!("{registration},{theirs}"), &sessions).await;
+    assert_eq!(code, Some(1), "{said:?}");
+    assert!(has(&said, &format!("ok   registration {registration}")), "{said:?}");
+    let distrust = format!("FAIL registration {theirs}: the server at {theirs} is not trusted");
+    assert!(has(&said, &distrust), "{said:?}");
 }
 
 /// The promise is two seconds. The bound here is far above it, for a machine under load is slow; what it finds is an

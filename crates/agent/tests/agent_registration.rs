@@ -521,6 +521,27 @@ async fn broken_bundle_that_is_mended_does_not_cost_a_good_certificate() {
     }
 }
 
+/// The first certificate of the file is this machine's and good; what follows it is torn, so that the file cannot be used.
+#[tokio::test(start_paused = true)]
+async fn certificate_with_a_torn_chain_parks_and_a_new_nonce_helps() {
+    let mut world = World::new();
+    world.write_nonce(HOUR);
+    let server = world.start_server();
+    world.start_agent();
+    world.next_registration().await;
+    world.until(serving).await;
+    let mut torn = fs::read_to_string(world.path("identity/identity.crt")).unwrap();
+    torn.push_str("-----BEGIN CERTIFICATE-----\nMIIB");
+    fs::write(world.path("identity/identity.crt"), torn).unwrap();
+    world.kill(server).await;
+    assert!(world.until_parked().await.contains("identity.crt"));
+    let _server = world.start_server();
+    world.write_nonce(HOUR * 2);
+    let (_, request) = world.next_registration().await;
+    assert!(!request.registration_nonce_jwt.is_empty() && request.rejoin.is_none());
+    world.until(serving).await;
+}
+
 /// Whoever was given up by the servers need not be restarted to look at what was brought to it.
 #[tokio::test(start_paused = true)]
 async fn new_nonce_helps_an_agent_whose_rejoin_is_refused_over_and_over() {

@@ -434,6 +434,39 @@ async fn farewell_that_nobody_hears_ends_within_two_seconds() {
     assert!(ended - asked <= 2 * SECOND, "{:?}", ended - asked);
 }
 
+/// The silent server is dialled again, and so is another that swallows everything: both in what is left of the time.
+#[tokio::test(start_paused = true)]
+async fn farewell_to_a_server_that_fell_silent_is_heard_by_another() {
+    let silent = ["localhost:8995", "localhost:8996"];
+    let mut world = enrolling_world();
+    assert!(world.net.move_listener(common::AGENT, silent[0]));
+    let addresses = format!("{},{}", silent.join(","), common::AGENT);
+    let settings = world.settings_with(&[("SERVER_AGENT_ADDR", &addresses)]);
+    let run = nstance_agent::run(settings, world.parts(), world.control.clone());
+    let (ended, asked) = tokio::join!(
+        async {
+            run.await;
+            Instant::now()
+        },
+        async {
+            world.next_report().await;
+            world.until(|state| *state == State::Serving).await;
+            world.net.freeze_open();
+            for address in silent {
+                world.net.hang_at(address);
+            }
+            world.start_server();
+            world.control.stop();
+            let asked = Instant::now();
+            let (at, report) = world.next_report().await;
+            assert_eq!(report.termination_notice.unwrap().action, "shutdown");
+            assert!(at - asked < 2 * SECOND, "{:?}", at - asked);
+            asked
+        }
+    );
+    assert!(ended - asked < 2 * SECOND, "{:?}", ended - asked);
+}
+
 #[tokio::test(start_paused = true)]
 async fn address_that_swallows_everything_does_not_silence_the_farewell() {
     let mut world = enrolling_world();

@@ -368,7 +368,7 @@ pub struct MemNet {
     listeners: Mutex<HashMap<String, mpsc::Sender<DuplexStream>>>,
     pub dialled: Mutex<Vec<(Instant, String)>>,
     relays: Tasks,
-    frozen: CancellationToken,
+    frozen: Mutex<CancellationToken>,
     cut: Mutex<CancellationToken>,
     hanging: AtomicBool,
     holes: Mutex<HashSet<String>>,
@@ -379,7 +379,13 @@ impl MemNet {
     /// Cuts every connection without telling anybody; new ones are refused.
     pub fn freeze(&self) {
         self.listeners.lock().unwrap().clear();
-        self.frozen.cancel();
+        self.frozen.lock().unwrap().cancel();
+    }
+
+    /// As [`Self::freeze`], but whoever listens later is reached.
+    pub fn freeze_open(&self) {
+        self.freeze();
+        *self.frozen.lock().unwrap() = CancellationToken::new();
     }
 
     /// Ends every connection; new ones are refused.
@@ -435,7 +441,7 @@ impl Net for MemNet {
         let (ours, left) = tokio::io::duplex(64 * 1024);
         let (right, theirs) = tokio::io::duplex(64 * 1024);
         let ((left_out, left_in), (right_out, right_in)) = (tokio::io::split(left), tokio::io::split(right));
-        let (frozen, cut) = (self.frozen.clone(), self.cut.lock().unwrap().clone());
+        let (frozen, cut) = (self.frozen.lock().unwrap().clone(), self.cut.lock().unwrap().clone());
         let open = self.open.clone();
         open.fetch_add(1, Ordering::SeqCst);
         self.relays.spawn_droppable("relay", async move {
