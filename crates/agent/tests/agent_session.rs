@@ -337,33 +337,31 @@ async fn agent_that_waits_to_come_back_does_not_say_that_it_serves() {
     assert!(first.elapsed() < 11 * SECOND, "{:?}", first.elapsed());
 }
 
+/// When an agent has come to its end.
+async fn end_of(run: impl Future<Output = ()>) -> Instant {
+    run.await;
+    Instant::now()
+}
+
 #[tokio::test(start_paused = true)]
 async fn stop_with_an_open_stream_tells_the_server_at_once() {
     for (setting, action) in [("always", "shutdown"), ("never", "leave")] {
         let mut world = enrolling_world();
         let settings = world.settings_with(&[("LEAVE_ON_STOP", setting)]);
         let run = nstance_agent::run(settings, world.parts(), world.control.clone());
-        let (ended, ()) = tokio::join!(
-            async {
-                run.await;
-                Instant::now()
-            },
-            async {
-                world.next_report().await;
-                world.until(|state| *state == State::Serving).await;
-                let asked = Instant::now();
-                world.control.stop();
-                let (at, report) = world.next_report().await;
-                assert!(at - asked < Duration::from_millis(50));
-                assert_eq!(report.kind(), ReportKind::Notice);
-                let notice = report.termination_notice.unwrap();
-                assert_eq!(notice.action, action);
-                assert!(notice.deadline.is_none() && notice.detected_at.is_some() && !notice.notice_id.is_empty());
-                assert!(
-                    matches!(world.next().await, Seen::HalfClosed { at } if at - asked < Duration::from_millis(50))
-                );
-            }
-        );
+        let (ended, ()) = tokio::join!(end_of(run), async {
+            world.next_report().await;
+            world.until(|state| *state == State::Serving).await;
+            let asked = Instant::now();
+            world.control.stop();
+            let (at, report) = world.next_report().await;
+            assert!(at - asked < Duration::from_millis(50));
+            assert_eq!(report.kind(), ReportKind::Notice);
+            let notice = report.termination_notice.unwrap();
+            assert_eq!(notice.action, action);
+            assert!(notice.deadline.is_none() && notice.detected_at.is_some() && !notice.notice_id.is_empty());
+            assert!(matches!(world.next().await, Seen::HalfClosed { at } if at - asked < Duration::from_millis(50)));
+        });
         assert!(ended.elapsed() < SECOND);
     }
 }
@@ -388,25 +386,19 @@ async fn stop_between_connections_tells_a_server_that_is_there() {
 async fn farewell_whose_stream_dies_under_it_is_said_on_a_new_connection() {
     let mut world = enrolling_world();
     let run = nstance_agent::run(world.settings(), world.parts(), world.control.clone());
-    let (ended, asked) = tokio::join!(
-        async {
-            run.await;
-            Instant::now()
-        },
-        async {
-            world.next_report().await;
-            world.until(|state| *state == State::Serving).await;
-            world.net.cut();
-            world.start_server();
-            world.control.stop();
-            let asked = Instant::now();
-            let (_, report) = world.next_report().await;
-            assert_eq!(report.kind(), ReportKind::Notice);
-            assert_eq!(report.termination_notice.unwrap().action, "shutdown");
-            assert!(matches!(world.next().await, Seen::HalfClosed { .. }));
-            asked
-        }
-    );
+    let (ended, asked) = tokio::join!(end_of(run), async {
+        world.next_report().await;
+        world.until(|state| *state == State::Serving).await;
+        world.net.cut();
+        world.start_server();
+        world.control.stop();
+        let asked = Instant::now();
+        let (_, report) = world.next_report().await;
+        assert_eq!(report.kind(), ReportKind::Notice);
+        assert_eq!(report.termination_notice.unwrap().action, "shutdown");
+        assert!(matches!(world.next().await, Seen::HalfClosed { .. }));
+        asked
+    });
     assert!(ended - asked < 2 * SECOND, "{:?}", ended - asked);
 }
 
@@ -415,20 +407,14 @@ async fn farewell_whose_stream_dies_under_it_is_said_on_a_new_connection() {
 async fn farewell_that_nobody_hears_ends_within_two_seconds() {
     let mut world = enrolling_world();
     let run = nstance_agent::run(world.settings(), world.parts(), world.control.clone());
-    let (ended, asked) = tokio::join!(
-        async {
-            run.await;
-            Instant::now()
-        },
-        async {
-            world.next_report().await;
-            world.until(|state| *state == State::Serving).await;
-            world.net.freeze();
-            world.start_server();
-            world.control.stop();
-            Instant::now()
-        }
-    );
+    let (ended, asked) = tokio::join!(end_of(run), async {
+        world.next_report().await;
+        world.until(|state| *state == State::Serving).await;
+        world.net.freeze();
+        world.start_server();
+        world.control.stop();
+        Instant::now()
+    });
     let dialled = world.net.dialled.lock().unwrap().clone();
     assert!(dialled.iter().any(|(at, _)| *at == asked + SECOND), "it is tried again once it is late: {dialled:?}");
     assert!(ended - asked <= 2 * SECOND, "{:?}", ended - asked);
@@ -443,27 +429,21 @@ async fn farewell_to_a_server_that_fell_silent_is_heard_by_another() {
     let addresses = format!("{},{}", silent.join(","), common::AGENT);
     let settings = world.settings_with(&[("SERVER_AGENT_ADDR", &addresses)]);
     let run = nstance_agent::run(settings, world.parts(), world.control.clone());
-    let (ended, asked) = tokio::join!(
-        async {
-            run.await;
-            Instant::now()
-        },
-        async {
-            world.next_report().await;
-            world.until(|state| *state == State::Serving).await;
-            world.net.freeze_open();
-            for address in silent {
-                world.net.hang_at(address);
-            }
-            world.start_server();
-            world.control.stop();
-            let asked = Instant::now();
-            let (at, report) = world.next_report().await;
-            assert_eq!(report.termination_notice.unwrap().action, "shutdown");
-            assert!(at - asked < 2 * SECOND, "{:?}", at - asked);
-            asked
+    let (ended, asked) = tokio::join!(end_of(run), async {
+        world.next_report().await;
+        world.until(|state| *state == State::Serving).await;
+        world.net.freeze_open();
+        for address in silent {
+            world.net.hang_at(address);
         }
-    );
+        world.start_server();
+        world.control.stop();
+        let asked = Instant::now();
+        let (at, report) = world.next_report().await;
+        assert_eq!(report.termination_notice.unwrap().action, "shutdown");
+        assert!(at - asked < 2 * SECOND, "{:?}", at - asked);
+        asked
+    });
     assert!(ended - asked < 2 * SECOND, "{:?}", ended - asked);
 }
 
@@ -475,20 +455,14 @@ async fn address_that_swallows_everything_does_not_silence_the_farewell() {
     let addresses = format!("hole.example.com:8994,{}", common::AGENT);
     let settings = world.settings_with(&[("SERVER_AGENT_ADDR", &addresses)]);
     let run = nstance_agent::run(settings, world.parts(), world.control.clone());
-    let (ended, asked) = tokio::join!(
-        async {
-            run.await;
-            Instant::now()
-        },
-        async {
-            world.until(|state| *state == State::Dismissed).await;
-            let asked = Instant::now();
-            world.control.stop();
-            let (_, report) = world.next_report().await;
-            assert_eq!(report.termination_notice.unwrap().action, "shutdown");
-            asked
-        }
-    );
+    let (ended, asked) = tokio::join!(end_of(run), async {
+        world.until(|state| *state == State::Dismissed).await;
+        let asked = Instant::now();
+        world.control.stop();
+        let (_, report) = world.next_report().await;
+        assert_eq!(report.termination_notice.unwrap().action, "shutdown");
+        asked
+    });
     assert!(ended - asked < 2 * SECOND, "{:?}", ended - asked);
 }
 
@@ -498,22 +472,16 @@ async fn stop_with_a_dead_server_ends_within_two_seconds() {
     world.write_nonce(HOUR);
     let server = world.start_server();
     let run = nstance_agent::run(world.settings(), world.parts(), world.control.clone());
-    let (ended, asked) = tokio::join!(
-        async {
-            run.await;
-            Instant::now()
-        },
-        async {
-            world.next_report().await;
-            world.until(|state| *state == State::Serving).await;
-            world.kill(server).await;
-            world.net.hang();
-            world.until(|state| *state == State::Connecting).await;
-            tokio::time::sleep(Duration::from_millis(700)).await;
-            world.control.stop();
-            Instant::now()
-        }
-    );
+    let (ended, asked) = tokio::join!(end_of(run), async {
+        world.next_report().await;
+        world.until(|state| *state == State::Serving).await;
+        world.kill(server).await;
+        world.net.hang();
+        world.until(|state| *state == State::Connecting).await;
+        tokio::time::sleep(Duration::from_millis(700)).await;
+        world.control.stop();
+        Instant::now()
+    });
     assert!(ended - asked <= Duration::from_secs(2), "{:?}", ended - asked);
 }
 
