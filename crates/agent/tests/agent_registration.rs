@@ -436,8 +436,8 @@ async fn refused_rejoin_parks_and_a_new_nonce_helps() {
     world.until(serving).await;
 }
 
-#[tokio::test(start_paused = true)]
-async fn rejoin_of_a_deleted_instance_is_dismissed_and_looks_again() {
+/// An agent whose certificate ran out, and whose rejoin was refused just then: its instance is deleted.
+async fn dismissed_by_its_rejoin() -> (World, tokio::time::Instant) {
     let mut world = World::new();
     world.write_nonce(HOUR);
     world.start_server();
@@ -447,6 +447,12 @@ async fn rejoin_of_a_deleted_instance_is_dismissed_and_looks_again() {
     world.until(|state| *state == State::Dismissed).await;
     world.next_registration().await;
     let (refused, _) = world.next_registration().await;
+    (world, refused)
+}
+
+#[tokio::test(start_paused = true)]
+async fn rejoin_of_a_deleted_instance_is_dismissed_and_looks_again() {
+    let (mut world, refused) = dismissed_by_its_rejoin().await;
     let (again, _) = world.next_registration().await;
     assert!((Duration::from_secs(53)..Duration::from_secs(67)).contains(&(again - refused)));
     world.until(serving).await;
@@ -454,16 +460,7 @@ async fn rejoin_of_a_deleted_instance_is_dismissed_and_looks_again() {
 
 #[tokio::test(start_paused = true)]
 async fn dismissed_agent_whose_rejoin_is_accepted_is_dismissed_no_longer() {
-    let mut world = World::new();
-    world.write_nonce(HOUR);
-    world.start_server();
-    world.script_talk([Talk::Refuse(Code::Unauthenticated, "CERT_EXPIRED")]);
-    world.script_register([Register::Sign, Register::Refuse(Code::PermissionDenied, "INSTANCE_DELETED")]);
-    world.start_agent();
-    world.until(|state| *state == State::Dismissed).await;
-    for _ in 0..2 {
-        world.next_registration().await;
-    }
+    let (mut world, _) = dismissed_by_its_rejoin().await;
     // Nobody is there for its session, so that nothing else makes it forget.
     world.net.hang_at(common::AGENT);
     world.next_registration().await;

@@ -453,11 +453,11 @@ async fn a_used_certificate_is_noted_once_the_store_takes_it() {
     renew(&shard, &mut agent).await;
     let key = instance_key(&shard_id(), &tenant(), &id);
     let n_before = bucket.n_puts(&key);
-    bucket.cut(&[&key]);
-    // One call, and none after it: nobody will ask again.
+    // Said in a way that ends a try. One call, and none after it: nobody will ask for another.
+    bucket.refuse(&id.to_string());
     assert_eq!(agent.knock(&shard.leader).await.code(), Code::InvalidArgument);
     wait_until("a try in vain", async || n_before < bucket.n_puts(&key)).await;
-    bucket.cut(&[]);
+    bucket.refuse("what no record says");
     wait_until("the record to say so", async || shard.site.record(id).await.unwrap().cert.unwrap().previous.is_none())
         .await;
 }
