@@ -21,14 +21,14 @@ test:
 	$(SIM)
 
 # The simulation is optimised, or it would take many times as long. In full it has a thousand seeds and every crash point.
-SIM = $(CARGO) test --locked --profile sim -p nstance-dev --test 'sim_*' -- --nocapture
+SIM = $(CARGO) test --locked --profile sim -p nstance-sim --test it -- --nocapture
 sim:
 	NSTANCE_SIM_FULL=1 $(SIM)
 
 lint:
 	$(CARGO) fmt --all --check
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
-	$(CARGO) clippy --locked -p nstance-dev --test 'sim_*' -- -D warnings
+	$(CARGO) clippy --locked -p nstance-sim --test it -- -D warnings
 
 nstance-server nstance-dev:
 	$(CARGO) build --locked --release -p $@ --features fast-alloc

@@ -8,6 +8,7 @@ use nstance_rt::{
     shutdown::StopSignals,
     telemetry::{self, LogForm},
 };
+use nstance_sim::{Mutation, Setup};
 use rustix::process::Signal;
 
 use crate::{
@@ -16,7 +17,6 @@ use crate::{
     logs, notice, partition, pause, refresh,
     render::Size,
     s3::{S3Options, S3Server},
-    sim::{self, Mutation, Setup},
     status::{self, Form},
     stop, stored, up,
 };
@@ -484,7 +484,7 @@ fn sim(args: &SimArgs) -> anyhow::Result<ExitCode> {
     }
     let setup = Setup { steps: args.steps, mutation: args.mutate, hears_checker: !args.blind, servers: args.servers };
     let seeds = args.seed..args.seed.saturating_add(args.runs);
-    let summary = sim::run_many(seeds, setup, args.jobs, args.stop_after, |n, outcome| {
+    let summary = nstance_sim::run_many(seeds, setup, args.jobs, args.stop_after, |n, outcome| {
         if args.trace {
             println!("{}", outcome.trace.join("\n"));
             println!("digest of seed {}: {:016x}", outcome.seed, outcome.digest);
@@ -494,7 +494,7 @@ fn sim(args: &SimArgs) -> anyhow::Result<ExitCode> {
         }
     })?;
     for outcome in &summary.broken {
-        print!("{}", sim::report(outcome, setup, if args.trace { 0 } else { args.lines }));
+        print!("{}", nstance_sim::report(outcome, setup, if args.trace { 0 } else { args.lines }));
     }
     println!("{}", summary.line());
     Ok(if summary.broken.is_empty() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

@@ -77,5 +77,3 @@ mod partition;
 mod bench;
 
 pub mod s3;
-
-pub mod sim;

@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a test that fails is a failed test")]
 
+#[path = "it/e2e_common/mod.rs"]
 mod e2e_common;
 
 use std::{fs, path::Path};

@@ -5,7 +5,7 @@
 
 #![allow(clippy::expect_used, reason = "a measurement that cannot be made ends here")]
 
-#[path = "../tests/common/mod.rs"]
+#[path = "../tests/it/common/mod.rs"]
 mod common;
 #[path = "../tests/measured/mod.rs"]
 mod measured;

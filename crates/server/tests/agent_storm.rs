@@ -2,6 +2,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic is how a test fails")]
 
+#[path = "it/common/mod.rs"]
 mod common;
 
 use common::{

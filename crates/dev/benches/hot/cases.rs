@@ -4,7 +4,6 @@ use std::time::Duration;
 
 use anyhow::Context;
 use nstance_core::{check::check, instance::Seen, plan::plan};
-use nstance_dev::sim::simulate;
 use nstance_identity::{
     ca::{Ca, CaProfile, make_ca_certificate},
     keys::KeyPair,
@@ -15,6 +14,7 @@ use nstance_server::{
     term_clock::TermClock,
     world::{BrakeMemory, World},
 };
+use nstance_sim::simulate;
 use nstance_store::{cache::Cache, rebuild::rebuild};
 use prost::Message as _;
 

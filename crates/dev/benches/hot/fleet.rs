@@ -13,10 +13,10 @@ use nstance_core::{
         objects::{Condition, ObjectStore as _},
     },
 };
-use nstance_dev::sim::{Beginning, Plane};
 use nstance_proto::v1;
 use nstance_rt::entropy::SeededEntropy;
 use nstance_server::{service::health::Session, term::Term};
+use nstance_sim::{Beginning, Plane};
 use nstance_store::{
     memory::MemoryStore,
     records::{Extra, Meta, VERSION, encode, instance_key},

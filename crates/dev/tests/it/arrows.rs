@@ -1,0 +1,91 @@
+//! Arrows between rooms go one way. This holds the list of ARCHITECTURE.md against the manifests.
+
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    process::Command,
+};
+
+use serde_json::Value;
+
+const ALLOWED: [(&str, &[&str]); 12] = [
+    ("core", &[]),
+    ("proto", &[]),
+    ("config", &["core"]),
+    ("identity", &["core"]),
+    ("rt", &["core"]),
+    ("store", &["core", "rt"]),
+    ("providers", &["core", "rt"]),
+    ("agent", &["core", "identity", "proto", "rt"]),
+    ("admin", &["config", "core", "identity", "proto", "rt", "store"]),
+    ("server", &["config", "core", "identity", "proto", "providers", "rt", "store"]),
+    ("sim", &["core", "identity", "proto", "providers", "rt", "server", "store"]),
+    ("dev", &["admin", "agent", "config", "core", "identity", "proto", "providers", "rt", "server", "sim", "store"]),
+];
+
+/// What `core` and `config` must build without, whatever a dependency drags in.
+const HEAVY: [&str; 12] = [
+    "tokio",
+    "serde",
+    "serde_json",
+    "tonic",
+    "prost",
+    "hyper",
+    "reqwest",
+    "rusqlite",
+    "object_store",
+    "rustls",
+    "kube",
+    "mio",
+];
+
+fn cargo(args: &[&str]) -> String {
+    let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
+    let output = Command::new(cargo).args(args).current_dir(env!("CARGO_MANIFEST_DIR")).output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8(output.stdout).unwrap()
+}
+
+/// Of our own manifests only: what crates for other systems use need not have been fetched here.
+fn metadata() -> Value {
+    serde_json::from_str(&cargo(&["metadata", "--format-version", "1", "--no-deps", "--offline"])).unwrap()
+}
+
+fn room(name: &str) -> Option<&str> {
+    name.strip_prefix("nstance-")
+}
+
+#[test]
+fn rooms_use_only_rooms_below_them() {
+    let metadata = metadata();
+    let allowed: BTreeMap<&str, BTreeSet<&str>> =
+        ALLOWED.iter().map(|(room, uses)| (*room, uses.iter().copied().collect())).collect();
+    let mut seen = BTreeSet::new();
+    for package in metadata["packages"].as_array().unwrap() {
+        let Some(from) = room(package["name"].as_str().unwrap()) else { continue };
+        seen.insert(from.to_owned());
+        let uses = allowed.get(from).unwrap_or_else(|| panic!("room {from} is not on the list"));
+        for dependency in package["dependencies"].as_array().unwrap() {
+            // Tests may look further; what ships may not.
+            if dependency["kind"].is_null()
+                && let Some(to) = room(dependency["name"].as_str().unwrap())
+            {
+                assert!(uses.contains(to), "{from} uses {to}, which is not below it");
+            }
+        }
+    }
+    let listed: BTreeSet<String> = ALLOWED.iter().map(|(room, _)| (*room).to_owned()).collect();
+    assert_eq!(seen, listed);
+}
+
+#[test]
+fn pure_rooms_build_without_runtime_network_or_sql() {
+    for pure in ["nstance-core", "nstance-config"] {
+        // Of this package alone: features that other rooms switch on do not count.
+        let tree = cargo(&["tree", "-p", pure, "-e", "normal", "--prefix", "none", "--locked", "--offline"]);
+        let names: BTreeSet<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
+        assert!(names.contains(pure), "{tree}");
+        for heavy in HEAVY {
+            assert!(!names.contains(heavy), "{pure} depends on {heavy}");
+        }
+    }
+}
