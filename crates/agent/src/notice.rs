@@ -16,48 +16,27 @@ use crate::settings::LeaveOnStop;
 /// How long the service manager may take to answer; the notice matters more than its precision.
 const ASK_LIMIT: Duration = Duration::from_millis(20);
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Action {
-    Terminate,
-    Stop,
-    Hibernate,
-    Preempt,
-    /// Advice: the machine may be taken soon.
-    Rebalance,
-    /// Advice: something will be done to the machine.
-    Maintenance,
-    /// The machine goes down.
-    Shutdown,
-    /// The agent alone goes, and is expected back.
-    Leave,
-}
+nstance_core::words!(
+    /// What is about to happen.
+    Action {
+        Terminate "terminate",
+        Stop "stop",
+        Hibernate "hibernate",
+        Preempt "preempt",
+        /// Advice: the machine may be taken soon.
+        Rebalance "rebalance",
+        /// Advice: something will be done to the machine.
+        Maintenance "maintenance",
+        /// The machine goes down.
+        Shutdown "shutdown",
+        /// The agent alone goes, and is expected back.
+        Leave "leave",
+    }
+);
 
 impl Action {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Terminate => "terminate",
-            Self::Stop => "stop",
-            Self::Hibernate => "hibernate",
-            Self::Preempt => "preempt",
-            Self::Rebalance => "rebalance",
-            Self::Maintenance => "maintenance",
-            Self::Shutdown => "shutdown",
-            Self::Leave => "leave",
-        }
-    }
-
     pub(crate) fn parse(text: &str) -> Option<Self> {
-        let all = [
-            Self::Terminate,
-            Self::Stop,
-            Self::Hibernate,
-            Self::Preempt,
-            Self::Rebalance,
-            Self::Maintenance,
-            Self::Shutdown,
-            Self::Leave,
-        ];
-        all.into_iter().find(|action| action.as_str() == text)
+        Self::ALL.iter().copied().find(|action| action.as_str() == text)
     }
 
     /// What it means for the machine: the larger, the surer and the sooner is its end.

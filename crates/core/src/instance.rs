@@ -18,79 +18,42 @@ pub enum Ownership {
     OnDemand,
 }
 
-/// Why an instance was made.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum CreateReason {
-    ScaleUp,
-    Replacement,
-    Rotation,
-    OnDemand,
-}
+crate::words!(
+    /// Why an instance was made.
+    CreateReason {
+        ScaleUp "scale-up",
+        Replacement "replacement",
+        Rotation "rotation",
+        OnDemand "on-demand",
+    }
+);
 
 impl CreateReason {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::ScaleUp => "scale-up",
-            Self::Replacement => "replacement",
-            Self::Rotation => "rotation",
-            Self::OnDemand => "on-demand",
-        }
-    }
-
     pub fn parse(text: &str) -> Option<Self> {
-        [Self::ScaleUp, Self::Replacement, Self::Rotation, Self::OnDemand].into_iter().find(|it| it.as_str() == text)
+        Self::ALL.iter().copied().find(|it| it.as_str() == text)
     }
 }
 
-/// Why an instance is drained.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum DrainReason {
-    ScaleDown,
-    GroupDeleted,
-    Requested,
-    Replaced,
-    Unhealthy,
-    ConfigDrift,
-    ForcedExpiry,
-    EligibleExpiry,
-    OndemandExpiry,
-    SpotTerminating,
-    Maintenance,
-}
+crate::words!(
+    /// Why an instance is drained.
+    DrainReason {
+        ScaleDown "scale-down",
+        GroupDeleted "group-deleted",
+        Requested "requested",
+        Replaced "replaced",
+        Unhealthy "unhealthy",
+        ConfigDrift "config-drift",
+        ForcedExpiry "forced-expiry",
+        EligibleExpiry "eligible-expiry",
+        OndemandExpiry "ondemand-expiry",
+        SpotTerminating "spot-terminating",
+        Maintenance "maintenance",
+    }
+);
 
 impl DrainReason {
-    const ALL: [Self; 11] = [
-        Self::ScaleDown,
-        Self::GroupDeleted,
-        Self::Requested,
-        Self::Replaced,
-        Self::Unhealthy,
-        Self::ConfigDrift,
-        Self::ForcedExpiry,
-        Self::EligibleExpiry,
-        Self::OndemandExpiry,
-        Self::SpotTerminating,
-        Self::Maintenance,
-    ];
-
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::ScaleDown => "scale-down",
-            Self::GroupDeleted => "group-deleted",
-            Self::Requested => "requested",
-            Self::Replaced => "replaced",
-            Self::Unhealthy => "unhealthy",
-            Self::ConfigDrift => "config-drift",
-            Self::ForcedExpiry => "forced-expiry",
-            Self::EligibleExpiry => "eligible-expiry",
-            Self::OndemandExpiry => "ondemand-expiry",
-            Self::SpotTerminating => "spot-terminating",
-            Self::Maintenance => "maintenance",
-        }
-    }
-
     pub fn parse(text: &str) -> Option<Self> {
-        Self::ALL.into_iter().find(|it| it.as_str() == text)
+        Self::ALL.iter().copied().find(|it| it.as_str() == text)
     }
 }
 
@@ -245,32 +208,20 @@ pub struct Delete {
     pub gone_at: Option<Timestamp>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Phase {
-    /// Asked for; the provider has not confirmed a VM.
-    Pending,
-    /// The create was refused. Counted nowhere.
-    Failed,
-    Provisioning,
-    Running,
-    Draining,
-    Deleting,
-    Deleted,
-}
-
-impl Phase {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Pending => "pending",
-            Self::Failed => "failed",
-            Self::Provisioning => "provisioning",
-            Self::Running => "running",
-            Self::Draining => "draining",
-            Self::Deleting => "deleting",
-            Self::Deleted => "deleted",
-        }
+crate::words!(
+    /// Where an instance is in its life, by its facts.
+    Phase {
+        /// Asked for; the provider has not confirmed a VM.
+        Pending "pending",
+        /// The create was refused. Counted nowhere.
+        Failed "failed",
+        Provisioning "provisioning",
+        Running "running",
+        Draining "draining",
+        Deleting "deleting",
+        Deleted "deleted",
     }
-}
+);
 
 impl Instance {
     pub fn phase(&self) -> Phase {
@@ -303,45 +254,30 @@ impl Instance {
     }
 }
 
-/// What the provider shows. Nothing may be decided from not knowing.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Seen {
-    /// Never looked at in this term.
-    NotAsked,
-    /// A look failed, or the VM is missing from something that proves no absence.
-    Unknown,
-    Pending,
-    Running,
-    Stopping,
-    Stopped,
-    Suspended,
-    Deleting,
-    Repairing,
-    HostDown,
-    /// Proven: the provider's terminal state, or its own "not found" by id.
-    Gone,
-}
+crate::words!(
+    /// What the provider shows. Nothing may be decided from not knowing.
+    Seen {
+        /// Never looked at in this term.
+        NotAsked "not-asked",
+        /// A look failed, or the VM is missing from something that proves no absence.
+        Unknown "unknown",
+        Pending "pending",
+        Running "running",
+        Stopping "stopping",
+        Stopped "stopped",
+        Suspended "suspended",
+        Deleting "deleting",
+        Repairing "repairing",
+        HostDown "host-down",
+        /// Proven: the provider's terminal state, or its own "not found" by id.
+        Gone "gone",
+    }
+);
 
 /// How long a repairing VM or one on a dead host is waited for before it counts as dead.
 pub const HOST_GRACE: Duration = Duration::from_secs(60);
 
 impl Seen {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::NotAsked => "not-asked",
-            Self::Unknown => "unknown",
-            Self::Pending => "pending",
-            Self::Running => "running",
-            Self::Stopping => "stopping",
-            Self::Stopped => "stopped",
-            Self::Suspended => "suspended",
-            Self::Deleting => "deleting",
-            Self::Repairing => "repairing",
-            Self::HostDown => "host-down",
-            Self::Gone => "gone",
-        }
-    }
-
     /// Nothing may be decided from this.
     pub fn is_uncertain(self) -> bool {
         matches!(self, Self::NotAsked | Self::Unknown)

@@ -3,6 +3,8 @@
 //! Nothing here does I/O, reads a clock, draws chance or knows how anything is spelled on disk or on the wire.
 //! Outside [`ports`] there is no async and no error of the outside world: planning cannot fail.
 
+mod words;
+
 pub mod time;
 
 pub mod ids;

@@ -149,61 +149,34 @@ pub struct Hold {
     pub until: Option<Timestamp>,
 }
 
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum HoldKind {
-    SnapshotIncomplete,
-    GroupUnknown,
-    RecordCorrupt,
-    UncertainMembers,
-    ProviderUnavailable,
-    ProviderAuth,
-    NoCapacity,
-    Quota,
-    InvalidRequest,
-    ImageUnresolved,
-    BackingOff,
-    Runaway,
-    MassDisconnect,
-    MassRemoval,
-    WaitingForReplacement,
-    WaitingForDrain,
-    WaitingForLb,
-    RolloutPaused,
-    RolloutFailing,
-    /// An effect is under way, or its next try is not due yet.
-    InProgress,
-    RateLimited,
-    LeaseStalled,
-}
-
-impl HoldKind {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::SnapshotIncomplete => "SnapshotIncomplete",
-            Self::GroupUnknown => "GroupUnknown",
-            Self::RecordCorrupt => "RecordCorrupt",
-            Self::UncertainMembers => "UncertainMembers",
-            Self::ProviderUnavailable => "ProviderUnavailable",
-            Self::ProviderAuth => "ProviderAuth",
-            Self::NoCapacity => "NoCapacity",
-            Self::Quota => "Quota",
-            Self::InvalidRequest => "InvalidRequest",
-            Self::ImageUnresolved => "ImageUnresolved",
-            Self::BackingOff => "BackingOff",
-            Self::Runaway => "Runaway",
-            Self::MassDisconnect => "MassDisconnect",
-            Self::MassRemoval => "MassRemoval",
-            Self::WaitingForReplacement => "WaitingForReplacement",
-            Self::WaitingForDrain => "WaitingForDrain",
-            Self::WaitingForLb => "WaitingForLb",
-            Self::RolloutPaused => "RolloutPaused",
-            Self::RolloutFailing => "RolloutFailing",
-            Self::InProgress => "InProgress",
-            Self::RateLimited => "RateLimited",
-            Self::LeaseStalled => "LeaseStalled",
-        }
+crate::words!(
+    /// Why the planner does not act.
+    HoldKind {
+        SnapshotIncomplete "SnapshotIncomplete",
+        GroupUnknown "GroupUnknown",
+        RecordCorrupt "RecordCorrupt",
+        UncertainMembers "UncertainMembers",
+        ProviderUnavailable "ProviderUnavailable",
+        ProviderAuth "ProviderAuth",
+        NoCapacity "NoCapacity",
+        Quota "Quota",
+        InvalidRequest "InvalidRequest",
+        ImageUnresolved "ImageUnresolved",
+        BackingOff "BackingOff",
+        Runaway "Runaway",
+        MassDisconnect "MassDisconnect",
+        MassRemoval "MassRemoval",
+        WaitingForReplacement "WaitingForReplacement",
+        WaitingForDrain "WaitingForDrain",
+        WaitingForLb "WaitingForLb",
+        RolloutPaused "RolloutPaused",
+        RolloutFailing "RolloutFailing",
+        /// An effect is under way, or its next try is not due yet.
+        InProgress "InProgress",
+        RateLimited "RateLimited",
+        LeaseStalled "LeaseStalled",
     }
-}
+);
 
 /// Decides. Pure: the same snapshot and moment give the same plan, and it cannot fail.
 ///

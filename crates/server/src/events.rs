@@ -37,6 +37,8 @@ macro_rules! reasons {
         pub enum Reason { $($name,)* }
 
         impl Reason {
+            pub const ALL: &[Self] = &[$(Self::$name,)*];
+
             pub fn as_str(self) -> &'static str {
                 match self { $(Self::$name => stringify!($name),)* }
             }

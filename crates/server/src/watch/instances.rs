@@ -21,35 +21,20 @@ use crate::{
 /// Entries that one part of a snapshot looks at: a handful of milliseconds of the world's lock at most.
 const CHUNK: usize = 256;
 
-/// The states of an instance, as streams name them.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Told {
-    Pending,
-    Failed,
-    Provisioning,
-    Running,
-    Unhealthy,
-    PendingDeletion,
-    DrainCancelled,
-    Deleting,
-    Deleted,
-}
-
-impl Told {
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Pending => "pending",
-            Self::Failed => "failed",
-            Self::Provisioning => "provisioning",
-            Self::Running => "running",
-            Self::Unhealthy => "unhealthy",
-            Self::PendingDeletion => "pending_deletion",
-            Self::DrainCancelled => "drain_cancelled",
-            Self::Deleting => "deleting",
-            Self::Deleted => "deleted",
-        }
+nstance_core::words!(
+    /// The states of an instance, as streams name them.
+    Told {
+        Pending "pending",
+        Failed "failed",
+        Provisioning "provisioning",
+        Running "running",
+        Unhealthy "unhealthy",
+        PendingDeletion "pending_deletion",
+        DrainCancelled "drain_cancelled",
+        Deleting "deleting",
+        Deleted "deleted",
     }
-}
+);
 
 /// One event of one instance.
 #[derive(Debug, Clone, PartialEq)]
