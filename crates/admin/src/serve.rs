@@ -148,6 +148,18 @@ impl App {
     }
 }
 
+/// The OpenAPI document, as a server of these shards answers it.
+pub fn openapi_document(shards: &[String]) -> Value {
+    openapi::document(&routes::all(shards), &schemas::all())
+}
+
+/// `/metrics` after one request, with one shard.
+pub fn example_metrics() -> String {
+    let metrics = Metrics::default();
+    metrics.count(&http::Method::GET, "/metrics", http::StatusCode::OK);
+    metrics.text(&[("dev-1".to_owned(), true)])
+}
+
 pub async fn run(context: &Context, args: ServeArgs) -> Result<Exit, Failure> {
     check(&args)?;
     let form = if context.output.progress { LogForm::Text } else { LogForm::Json };

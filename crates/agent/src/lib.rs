@@ -40,7 +40,7 @@ pub mod boot;
 
 mod sample;
 
-mod local;
+pub mod local;
 
 pub mod health;
 

@@ -181,16 +181,35 @@ impl Answer {
     }
 }
 
+/// What is asked of a path.
+type Handler = fn(&Context, &Life) -> Answer;
+
+/// Every path and who answers it, to GET and HEAD.
+const ROUTES: [(&str, Handler); 2] = [
+    ("/healthz", health),
+    ("/metrics", |ctx, life| Answer::new("200 OK", metrics::Figures::of(ctx, &life.course().clone()).text())),
+];
+
+/// The paths of the local port.
+pub fn paths() -> impl Iterator<Item = &'static str> {
+    ROUTES.into_iter().map(|(path, _)| path)
+}
+
+/// `/metrics` of an agent that has something to say under every name.
+pub fn example_metrics() -> String {
+    metrics::Figures::example().text()
+}
+
 fn answer(ctx: &Context, life: &Life, header: &[u8]) -> Answer {
     let line = header.split(|byte| matches!(byte, b'\r' | b'\n')).next().unwrap_or_default();
     let line = String::from_utf8_lossy(line);
     let mut words = line.split(' ');
     let (method, target) = (words.next().unwrap_or_default(), words.next().unwrap_or_default());
     let path = target.split('?').next().unwrap_or_default();
-    let mut answer = match (method, path) {
-        ("GET" | "HEAD", "/healthz") => health(ctx, life),
-        ("GET" | "HEAD", "/metrics") => Answer::new("200 OK", metrics::text(ctx, &life.course().clone())),
-        ("GET" | "HEAD", _) => Answer::new("404 Not Found", "there are /healthz and /metrics\n"),
+    let route = ROUTES.iter().find(|(known, _)| *known == path);
+    let mut answer = match (method, route) {
+        ("GET" | "HEAD", Some((_, handler))) => handler(ctx, life),
+        ("GET" | "HEAD", None) => Answer::new("404 Not Found", "there are /healthz and /metrics\n"),
         _ => Answer::new("405 Method Not Allowed", "use GET\n"),
     };
     answer.with_body = method != "HEAD";

@@ -42,5 +42,5 @@ pub use crate::{
     merge::{GroupLayer, MergedGroup, OnDemandLayer},
     model::{Config, GroupField, ProviderKind},
     problems::{Code, Problem, Report, Severity},
-    validate::{Checks, Loaded, load},
+    validate::{Checks, Loaded, asked, load},
 };

@@ -6,6 +6,7 @@
 
 use std::{
     cell::{Cell, RefCell},
+    collections::{BTreeMap, BTreeSet},
     fmt::{self, Write as _},
 };
 
@@ -165,15 +166,40 @@ impl fmt::Display for Problem {
     }
 }
 
+/// The keys that were asked for, by their paths, and what their values should be.
+pub(crate) type Asked = BTreeMap<String, BTreeSet<String>>;
+
 /// Problems while they are collected. Readers hold it shared, so that each may complain wherever it stands.
 #[derive(Debug, Default)]
 pub(crate) struct Problems {
     list: RefCell<Vec<Problem>>,
     n_dropped_errors: Cell<usize>,
     n_dropped_warnings: Cell<usize>,
+    /// Kept only for those who want to know which keys there are.
+    asked: Option<RefCell<Asked>>,
 }
 
 impl Problems {
+    /// Remembers what is asked for, as well.
+    pub(crate) fn with_asked() -> Self {
+        Self { asked: Some(RefCell::default()), ..Self::default() }
+    }
+
+    /// Notes that a key is asked for, and what its value may be, as far as that is said here.
+    pub(crate) fn note_asked<I: IntoIterator<Item = String>>(
+        &self,
+        path: impl FnOnce() -> String,
+        what: impl FnOnce() -> I,
+    ) {
+        if let Some(asked) = &self.asked {
+            asked.borrow_mut().entry(path()).or_default().extend(what());
+        }
+    }
+
+    pub(crate) fn into_asked(self) -> Asked {
+        self.asked.map(RefCell::into_inner).unwrap_or_default()
+    }
+
     pub(crate) fn push(&self, problem: Problem) {
         let mut list = self.list.borrow_mut();
         if list.len() < MAX_KEPT {

@@ -54,6 +54,11 @@ impl<'a> At<'a> {
         }
     }
 
+    /// Notes what a value here should be, for the list of all keys.
+    pub(crate) fn wants(&self, what: &str) {
+        self.problems.note_asked(|| self.path.to_string(), || [what.to_owned()]);
+    }
+
     fn wrong_type(&self, expected: &str) {
         if self.node.json != Json::Broken {
             self.report(
@@ -72,6 +77,12 @@ impl<'a> At<'a> {
     }
 
     pub(crate) fn string(&self) -> Option<&'a str> {
+        self.wants("string");
+        self.any_string()
+    }
+
+    /// A string of which the caller says itself what is wanted.
+    fn any_string(&self) -> Option<&'a str> {
         match &self.node.json {
             Json::String(text) => Some(text),
             Json::Int(_) | Json::Float(_) | Json::Bool(_) => {
@@ -98,6 +109,7 @@ impl<'a> At<'a> {
     }
 
     pub(crate) fn bool(&self) -> Option<bool> {
+        self.wants("boolean");
         match &self.node.json {
             Json::Bool(it) => Some(*it),
             Json::String(text) if text == "true" || text == "false" => self.unquoted("true or false"),
@@ -109,6 +121,7 @@ impl<'a> At<'a> {
     }
 
     pub(crate) fn int(&self, range: RangeInclusive<u32>) -> Option<u32> {
+        self.wants("integer");
         match &self.node.json {
             Json::Int(it) => {
                 let int = u32::try_from(*it).ok().filter(|it| range.contains(it));
@@ -131,6 +144,7 @@ impl<'a> At<'a> {
     }
 
     pub(crate) fn duration(&self) -> Option<Duration> {
+        self.wants("duration");
         match &self.node.json {
             Json::Int(0) => Some(Duration::ZERO),
             Json::Int(it) if 0 < *it => {
@@ -167,13 +181,14 @@ impl<'a> At<'a> {
 
     /// One of a closed set. `foreign` maps spellings of elsewhere to ours.
     pub(crate) fn one_of<T: Copy>(&self, valid: &[(&'static str, T)], foreign: &[(&str, &str)]) -> Option<T> {
-        let text = self.string()?;
+        let names = || valid.iter().map(|(name, _)| *name);
+        self.problems.note_asked(|| self.path.to_string(), || names().map(|name| format!("\"{name}\"")));
+        let text = self.any_string()?;
         let found = valid.iter().find(|(name, _)| *name == text).map(|(_, value)| *value);
         if found.is_none() {
-            let names = valid.iter().map(|(name, _)| *name);
             let help = match foreign.iter().find(|(theirs, _)| *theirs == text) {
                 Some((_, ours)) => Some(format!("here it is called `{ours}`")),
-                None => suggest(text, "use one of", names),
+                None => suggest(text, "use one of", names()),
             };
             self.report(Code::BadValue, format!("{} is not known here", self.show(text)), help);
         }
@@ -198,6 +213,7 @@ impl<'a> At<'a> {
     }
 
     pub(crate) fn fields(&self) -> Option<Fields<'a>> {
+        self.wants("object");
         match &self.node.json {
             Json::Object(entries) => Some(Fields {
                 at: self.clone(),
@@ -215,6 +231,7 @@ impl<'a> At<'a> {
 
     /// The entries of an object whose keys are free. Entries of null are absent.
     pub(crate) fn entries(&self) -> Vec<(Key<'a>, At<'a>)> {
+        self.wants("map");
         match &self.node.json {
             Json::Object(entries) => entries
                 .iter()
@@ -233,6 +250,7 @@ impl<'a> At<'a> {
     }
 
     pub(crate) fn list(&self) -> Vec<At<'a>> {
+        self.wants("list");
         match &self.node.json {
             Json::Array(items) => items
                 .iter()
@@ -322,6 +340,7 @@ impl<'a> Fields<'a> {
     /// The value of `key`, unless it is absent, null or unreadable.
     pub(crate) fn get(&self, key: &'static str) -> Option<At<'a>> {
         self.known.borrow_mut().push(key);
+        self.at.problems.note_asked(|| self.at.path.key(key).to_string(), || []);
         let entry = self.entries.iter().find(|entry| entry.key == key)?;
         (!matches!(entry.value.json, Json::Null | Json::Broken)).then(|| At {
             problems: self.at.problems,

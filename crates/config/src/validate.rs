@@ -11,7 +11,7 @@ mod server;
 mod sites;
 mod templates;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use nstance_core::{
     ids::{Shard, Tenant},
@@ -93,6 +93,18 @@ pub fn load(object: &str, bytes: &[u8], checks: &Checks<'_>) -> Loaded {
     });
     let config = config.filter(|_| !problems.has_errors());
     Loaded { report: problems.into_report(object), config }
+}
+
+/// Every key that reading the config `bytes` asks for, by its path, with what its value should be: a key is asked for
+/// wherever its object is, whether it is there or not.
+///
+/// For tools and tests that need to know which keys there are.
+pub fn asked(bytes: &[u8], checks: &Checks<'_>) -> BTreeMap<String, BTreeSet<String>> {
+    let problems = Problems::with_asked();
+    if let (Some(tree), _) = jsonc::parse(bytes) {
+        read(&At { problems: &problems, path: Path::root(), node: &tree }, checks);
+    }
+    problems.into_asked()
 }
 
 /// Shape, values and references. `None` if a part is missing without which nothing can be merged.
@@ -189,6 +201,7 @@ fn read_vars(at: &At<'_>) -> BTreeMap<String, String> {
 
 /// An `args` object, whose nulls mean something and are kept.
 fn read_args(at: &At<'_>) -> Object {
+    at.wants("object");
     match &at.node.json {
         jsonc::Json::Object(entries) => jsonc::to_object(entries),
         _ => {

@@ -7,7 +7,7 @@ use axum::{
     extract::State,
     http::{StatusCode, header},
     response::{IntoResponse, Response},
-    routing::get,
+    routing::{MethodRouter, get},
 };
 use nstance_rt::tasks::Tasks;
 use tokio::net::TcpListener;
@@ -20,15 +20,27 @@ struct Shown {
     metrics: Arc<Metrics>,
 }
 
+/// A path and its handler.
+type Route = (&'static str, fn() -> MethodRouter<Shown>);
+
+/// All routes; all answer GET.
+const ROUTES: [Route; 5] = [
+    ("/", || get(health)),
+    ("/health", || get(health)),
+    ("/ready", || get(ready)),
+    ("/leader", || get(leader)),
+    ("/metrics", || get(text)),
+];
+
+/// The paths of the health port.
+pub fn paths() -> impl Iterator<Item = &'static str> {
+    ROUTES.into_iter().map(|(path, _)| path)
+}
+
 /// Serves the health port until the scope ends.
 pub fn serve(tasks: &Tasks, listener: TcpListener, vitals: Arc<Vitals>, metrics: Arc<Metrics>) {
-    let app = Router::new()
-        .route("/", get(health))
-        .route("/health", get(health))
-        .route("/ready", get(ready))
-        .route("/leader", get(leader))
-        .route("/metrics", get(text))
-        .with_state(Shown { vitals, metrics });
+    let routes = ROUTES.into_iter().fold(Router::new(), |app, (path, handler)| app.route(path, handler()));
+    let app = routes.with_state(Shown { vitals, metrics });
     let token = tasks.token().clone();
     tasks.spawn("health port", async move {
         let served = axum::serve(listener, app).with_graceful_shutdown(token.cancelled_owned()).await;
