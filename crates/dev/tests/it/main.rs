@@ -11,6 +11,7 @@ mod s3_common;
 mod terminal_common;
 
 mod arrows;
+mod baseline;
 mod crash_server;
 mod e2e_admin_cluster;
 mod e2e_admin_http;
