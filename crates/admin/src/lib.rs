@@ -10,8 +10,10 @@ pub mod args;
 mod defaults;
 
 pub mod drains;
+#[path = "../../client/src/live.rs"]
 mod live;
 mod rehearse;
+#[path = "../../client/src/shards.rs"]
 pub mod shards;
 pub mod wait;
 

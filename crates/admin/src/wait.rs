@@ -3,7 +3,9 @@
 //! Each shard is followed by itself, over as many connections as its leaders make necessary; what is known of it is a
 //! [`Picture`], and the [`Board`] says purely what that looks like and whether the goal is reached.
 
+#[path = "wait/summary.rs"]
 mod board;
+#[path = "../../client/src/goal/follow.rs"]
 mod follow;
 mod progress;
 

@@ -4,6 +4,7 @@
 //! told before the command began is counted, and skipped if nobody asked for it. After a change of leaders everything the
 //! new one tells is news.
 
+#[path = "../../../client/src/events.rs"]
 mod stream;
 
 use std::time::Duration;

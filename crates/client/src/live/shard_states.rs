@@ -317,4 +317,5 @@ pub(crate) fn gap(n: u64) -> Event {
 }
 
 #[cfg(test)]
+#[path = "shard_states/tests.rs"]
 mod tests;

@@ -3,10 +3,15 @@
 //! A shard tells its past only to those who know where they were, and has few places for watchers. So one task per shard
 //! watches, and whoever asks us is answered from what it keeps: the HTTP API its readers, `top` its screen.
 
+#[path = "live/shard_states.rs"]
 mod board;
+#[path = "live/watch.rs"]
 mod follow;
+#[path = "live/change_log.rs"]
 mod journal;
+#[path = "resume_token.rs"]
 mod position;
+#[path = "live/own_writes.rs"]
 mod reach;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -3,8 +3,11 @@
 //! Shards are asked beside each other, each with its own deadline. An answer is never lost because another shard failed:
 //! whoever asks gets all answers and all errors.
 
+#[path = "shard_client.rs"]
 mod client;
+#[path = "dial.rs"]
 mod dial;
+#[path = "identity.rs"]
 pub mod identity;
 
 use std::{
