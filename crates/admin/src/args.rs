@@ -7,14 +7,13 @@ use std::{
 };
 
 use clap::Args;
-use nstance_core::ports::clock::Clock as _;
-use nstance_rt::clock::SystemClock;
+use nstance_client::{RenewError, Shards, Targets, renewal};
 
 use crate::{
     exit::Exit,
     failure::Failure,
+    identity_files::IdentityFiles,
     output::{Format, Output},
-    shards::{Identity, Shards, Targets, identity::is_expired},
 };
 
 /// Of every command.
@@ -124,14 +123,14 @@ impl ShardArgs {
     /// The shards that --shard names, else all: for commands that only look.
     pub async fn shards(&self, context: &Context) -> Result<Shards, Failure> {
         let all = self.configured(context).await?;
-        if self.shard.is_empty() { Ok(all) } else { all.only(&self.shard).map_err(Failure::usage) }
+        if self.shard.is_empty() { Ok(all) } else { Ok(all.only(&self.shard)?) }
     }
 
     /// The same for commands that change something: which shards must be said, unless there is but one.
     pub async fn chosen(&self, context: &Context) -> Result<Shards, Failure> {
         let shards = self.shards(context).await?;
-        if self.shard.is_empty() && !self.all_shards && 1 < shards.targets().len() {
-            let names: Vec<&str> = shards.targets().iter().map(|it| it.shard.as_str()).collect();
+        if self.shard.is_empty() && !self.all_shards && 1 < shards.len() {
+            let names: Vec<&str> = shards.names().collect();
             return Err(Failure::usage(format!("there are {} shards: {}", names.len(), names.join(", ")))
                 .next("say which: --shard NAME (repeatable) or --all-shards"));
         }
@@ -148,51 +147,45 @@ impl ShardArgs {
             return Err(Failure::usage("which servers? --servers is missing")
                 .next("--servers dev-1=HOST:8993, or NSTANCE_SERVERS, or `servers:` in admin.yaml below --temp-dir"));
         };
-        let dir = self.identity_dir.clone().unwrap_or_else(|| context.identity_dir());
-        let identity = Identity::load(&dir)?;
-        if is_expired(&identity) {
-            let what = format!("the operator identity in {} expired at {}", dir.display(), identity.valid_until());
+        let files = self.identity_files(context);
+        let identity = files.load()?;
+        if identity.is_expired() {
+            let (dir, expiry) = (files.dir().display(), identity.valid_until());
+            let what = format!("the operator identity in {dir} expired at {expiry}");
             return Err(Failure::new(Exit::Denied, what).next("nstance-admin cluster register-operator"));
         }
         let shards = Shards::new(targets, identity, self.timeout.unwrap_or(TIMEOUT));
-        if shards.identity().is_renewal_due(SystemClock.now()) {
-            renew(context, &shards).await;
+        if shards.identity().is_renewal_due()
+            && let Err(error) = renewal::renew(&shards, &files).await
+        {
+            note_not_renewed(context, &files, error);
         }
         Ok(shards)
     }
-}
 
-/// Renews the identity of a process that runs for long.
-pub(crate) async fn keep_identity(context: Context, shards: Shards) {
-    loop {
-        tokio::time::sleep(LOOK_AT_IDENTITY).await;
-        if shards.identity().is_renewal_due(SystemClock.now()) {
-            renew(&context, &shards).await;
-            shards.forget_connections();
-        }
+    /// Where the identity is, which a process that runs for long renews.
+    pub(crate) fn identity_files(&self, context: &Context) -> IdentityFiles {
+        IdentityFiles::new(self.identity_dir.clone().unwrap_or_else(|| context.identity_dir()))
     }
 }
 
-/// Often, compared with a third of a certificate's life.
-const LOOK_AT_IDENTITY: Duration = Duration::from_secs(600);
+/// With --wait the timeout is how long to follow; each request still has at most the usual time.
+pub(crate) fn limit_requests(shards: Shards, waits: bool) -> Shards {
+    if waits { shards.with_timeout_at_most(TIMEOUT) } else { shards }
+}
 
-/// By any shard that answers. A failure costs nothing yet: the old certificate is good for as long again as it takes to try.
-async fn renew(context: &Context, shards: &Shards) {
-    let mut last = None;
-    for target in shards.targets() {
-        let renewed = async {
-            let mut client = shards.connect(target).await?;
-            shards.identity().renew(&mut client).await
-        };
-        match tokio::time::timeout(Duration::from_secs(5), renewed).await {
-            Ok(Ok(())) => return,
-            Ok(Err(failure)) => last = Some(failure.lines(false).join("; ")),
-            Err(_) => last = Some(format!("{} did not answer within 5 s", target.shard)),
-        }
-    }
-    if let Some(why) = last {
-        context.output.note(&format!("note: the operator certificate could not be renewed: {why}"));
-    }
+/// Renews the identity of a process that runs for long. Never ends.
+pub(crate) async fn keep_identity_renewed(context: Context, files: IdentityFiles, shards: Shards) {
+    renewal::keep_renewed(&shards, &files, |error| note_not_renewed(&context, &files, error)).await;
+}
+
+/// The old certificate is still valid, so the command goes on.
+fn note_not_renewed(context: &Context, files: &IdentityFiles, error: RenewError) {
+    let why = match error {
+        RenewError::TimedOut { .. } => error.to_string(),
+        error => files.renewal_failure(error).lines(false).join("; "),
+    };
+    context.output.note(&format!("note: the operator certificate could not be renewed: {why}"));
 }
 
 /// As in configs: `90s`, `15m`, `7d`.
@@ -236,8 +229,8 @@ mod tests {
         assert_eq!(shards(None).await.timeout(), TIMEOUT);
         assert_eq!(shards(Some(2)).await.timeout(), Duration::from_secs(2));
         assert_eq!(shards(Some(120)).await.timeout(), Duration::from_secs(120));
-        assert_eq!(shards(Some(120)).await.waiting(false).timeout(), Duration::from_secs(120));
-        assert_eq!(shards(Some(120)).await.waiting(true).timeout(), TIMEOUT);
-        assert_eq!(shards(Some(2)).await.waiting(true).timeout(), Duration::from_secs(2));
+        assert_eq!(limit_requests(shards(Some(120)).await, false).timeout(), Duration::from_secs(120));
+        assert_eq!(limit_requests(shards(Some(120)).await, true).timeout(), TIMEOUT);
+        assert_eq!(limit_requests(shards(Some(2)).await, true).timeout(), Duration::from_secs(2));
     }
 }

@@ -2,13 +2,14 @@
 
 use std::collections::BTreeMap;
 
+use nstance_client::ShardClient;
 use nstance_proto::v1::{
     Event, ExplainRequest, GroupStatus, InstanceStatusResponse, ListInstancesRequest, PlanHold, explain_request::Target,
 };
 use serde_json::{Value, json};
 use tonic::{Code, Status};
 
-use crate::{shards::Client, view};
+use crate::view;
 
 /// Deletes whose history is asked for. If more go on at once, they rather have a cause in common, which holds tell.
 const MAX_EXPLAINED: usize = 16;
@@ -41,7 +42,7 @@ impl Blocker {
 }
 
 /// All drains of one shard, those included whose VM is being deleted.
-pub async fn of_shard(client: &mut Client) -> Result<Vec<Drain>, Status> {
+pub async fn of_shard(client: &mut ShardClient) -> Result<Vec<Drain>, Status> {
     let instances = client.instances(ListInstancesRequest::default()).await?;
     let draining: Vec<_> = instances.into_iter().filter(|it| it.drain.is_some()).collect();
     if draining.is_empty() {
@@ -65,7 +66,7 @@ pub async fn of_shard(client: &mut Client) -> Result<Vec<Drain>, Status> {
 }
 
 /// The last time that the provider refused to delete it, as far as it is remembered.
-async fn failed_delete(client: &mut Client, id: &str) -> Result<Option<Event>, Status> {
+async fn failed_delete(client: &mut ShardClient, id: &str) -> Result<Option<Event>, Status> {
     let request = ExplainRequest { target: Some(Target::InstanceId(id.to_owned())) };
     match client.service.explain(request).await {
         Ok(answer) => Ok(answer.into_inner().history.into_iter().rfind(|it| it.reason == "DeleteFailing")),

@@ -2,9 +2,8 @@
 
 use std::process::ExitCode;
 
+use nstance_client::ShardError;
 use tonic::Code;
-
-use crate::shards::ShardError;
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 #[repr(u8)]

@@ -1,7 +1,7 @@
 //! `nstance-admin`: the cluster through its bucket, the shards through the operators' service, and both over HTTP.
 //!
-//! A command reads its arguments, asks, and shows the answer; what it asks is in `shards` and `storage`, how it is shown in
-//! `output`, and the JSON that it shares with the HTTP API in `view`.
+//! A command reads its arguments, asks, and shows the answer. Shards are asked through `nstance_client`, the bucket through
+//! `storage`; `output` shows the answer, and `view` is the JSON that commands share with the HTTP API.
 
 pub mod exit;
 pub mod failure;
@@ -9,12 +9,10 @@ pub mod failure;
 pub mod args;
 mod defaults;
 
+pub mod identity_files;
+
 pub mod drains;
-#[path = "../../client/src/live.rs"]
-mod live;
 mod rehearse;
-#[path = "../../client/src/shards.rs"]
-pub mod shards;
 pub mod wait;
 
 pub mod storage;
@@ -28,7 +26,7 @@ pub mod certificates;
 pub mod check;
 
 pub mod output;
-pub mod told;
+pub mod report;
 pub mod view;
 pub mod words;
 

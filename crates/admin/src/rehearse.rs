@@ -103,12 +103,12 @@ pub(crate) fn is_in_use(template: &str, groups: &[GroupStatus]) -> bool {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::shards::ShardError;
+    use nstance_client::ShardError;
 
     #[test]
     fn names_that_cannot_be_are_told_all_at_once() {
         let names = Names { group: "a_b", template: "-x", subnet_pool: "Q" };
-        let error = ShardError::of("dev-1", &names.check().unwrap_err());
+        let error = ShardError::from_status("dev-1", &names.check().unwrap_err());
         let paths: Vec<&str> = error.problems.iter().map(|it| it.path.as_str()).collect();
         assert_eq!((paths, error.reason.as_str()), (vec!["group", "template", "subnet_pool"], "BAD_REQUEST"));
         assert!(Names { group: "web", template: "Tst_1", subnet_pool: "one" }.check().is_ok());
@@ -120,7 +120,7 @@ mod tests {
         let group = GroupStatus { etag: "3-77".into(), ..GroupStatus::default() };
         assert!(check_etag("web", Some(&group), "").is_ok());
         assert!(check_etag("web", Some(&group), "3-77").is_ok());
-        let error = ShardError::of("dev-1", &check_etag("web", Some(&group), "2-5").unwrap_err());
+        let error = ShardError::from_status("dev-1", &check_etag("web", Some(&group), "2-5").unwrap_err());
         assert_eq!((error.code, error.reason.as_str()), (Code::Aborted, "ETAG_MISMATCH"));
         assert!(check_etag("web", None, "none").is_ok());
         assert!(check_etag("web", None, "3-77").is_err());

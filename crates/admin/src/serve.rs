@@ -31,6 +31,7 @@ use std::{
 
 use clap::Args;
 use http::HeaderMap;
+use nstance_client::{Shards, live::LiveState};
 use nstance_core::ports::clock::{Clock, Entropy};
 use nstance_rt::{
     clock::SystemClock,
@@ -50,11 +51,9 @@ use self::{
     route::Route,
 };
 use crate::{
-    args::{Context, ShardArgs, keep_identity},
+    args::{Context, ShardArgs, keep_identity_renewed},
     exit::Exit,
     failure::Failure,
-    live::Live,
-    shards::Shards,
 };
 
 #[derive(Debug, Args)]
@@ -105,7 +104,7 @@ pub(crate) struct App {
     auth: Auth,
     hosts: Hosts,
     behind_proxy: bool,
-    live: Arc<Live>,
+    live: Arc<LiveState>,
     metrics: Metrics,
     clock: Arc<dyn Clock>,
     entropy: Arc<dyn Entropy>,
@@ -117,8 +116,8 @@ pub(crate) struct App {
 }
 
 impl App {
-    fn new(tasks: &Tasks, live: Arc<Live>, shards: Shards, auth: Auth, hosts: Hosts, behind_proxy: bool) -> Self {
-        let names: Vec<String> = shards.targets().iter().map(|it| it.shard.clone()).collect();
+    fn new(tasks: &Tasks, live: Arc<LiveState>, shards: Shards, auth: Auth, hosts: Hosts, behind_proxy: bool) -> Self {
+        let names: Vec<String> = shards.names().map(str::to_owned).collect();
         let (routes, schemas) = (routes::all(&names), schemas::all());
         let (clock, entropy): (Arc<dyn Clock>, _) = (Arc::new(SystemClock), SystemEntropy::new());
         Self {
@@ -165,6 +164,7 @@ pub async fn run(context: &Context, args: ServeArgs) -> Result<Exit, Failure> {
     let form = if context.output.progress { LogForm::Text } else { LogForm::Json };
     telemetry::start(form, context.debug);
     let shards = args.shards.shards(context).await?.keeping_connections();
+    let files = args.shards.identity_files(context);
     let tls = match (&args.tls_cert, &args.tls_key) {
         (Some(certificate), Some(key)) => Some(listen::tls(certificate, key, args.client_ca.as_deref())?),
         _ => None,
@@ -181,9 +181,9 @@ pub async fn run(context: &Context, args: ServeArgs) -> Result<Exit, Failure> {
     let tasks = Tasks::new();
     let auth = Auth::new(tokens.as_ref().map(|it| &it.tokens), args.read_only, &SystemEntropy::new());
     let hosts = Hosts::new(bound.ip(), &args.allowed_host);
-    let live = Live::start(&tasks, &shards, Arc::new(SystemClock));
+    let live = LiveState::start(&tasks, &shards, Arc::new(SystemClock));
     let app = Arc::new(App::new(&tasks, live, shards.clone(), auth, hosts, args.behind_proxy));
-    tasks.spawn_droppable("operator identity", keep_identity(context.clone(), shards));
+    tasks.spawn_droppable("operator identity", keep_identity_renewed(context.clone(), files, shards));
     tasks.spawn("listener", listen::accept(app, tasks.clone(), listener, tls));
     greet(context, &format!("{scheme}://{bound}"), tokens.as_ref());
     let signal = tokio::select! {

@@ -4,14 +4,13 @@
 
 use std::collections::BTreeMap;
 
+use nstance_client::ShardError;
 use nstance_core::time::Timestamp;
 use nstance_proto::v1::{
     BootReport, ConfigStatusResponse, DrainStatus, Event, ExplainResponse, Fact, GroupStatus, InstanceStatusResponse,
     PlanHold, PlanResponse, PlannedAction, Problem, RefreshConfigResponse, RolloutStatus, Severity, TerminationNotice,
 };
 use serde_json::{Value, json};
-
-use crate::shards::ShardError;
 
 /// RFC 3339 in UTC.
 pub fn time(at: Option<&prost_types::Timestamp>) -> Option<Timestamp> {

@@ -1,28 +1,28 @@
-//! From a shard to an open connection of its leader.
+//! Opens the mTLS connection to a shard's leader.
 
-use nstance_identity::link::{DialError, TcpNet, dial};
+use nstance_identity::link::{DialError, Net, dial};
 use nstance_proto::v1::operator_service_client::OperatorServiceClient;
 use nstance_rt::chain::Chain;
 use tonic::Code;
 
-use super::{Client, Identity, ShardError, Target};
+use crate::{Identity, ShardClient, ShardError, Target};
 
-const MAX_ANSWER: usize = 64 * 1024 * 1024;
+const MAX_ANSWER_BYTES: usize = 64 * 1024 * 1024;
 
-/// Tries all addresses beside each other: followers keep their ports closed, so whoever accepts leads, and a dead host
-/// holds up nobody.
-pub(super) async fn connect(target: &Target, identity: &Identity) -> Result<Client, ShardError> {
+/// Tries all addresses at the same time, so that a dead host delays nothing. Followers keep their ports closed, so the one
+/// that accepts is the leader.
+pub(crate) async fn open(network: &dyn Net, target: &Target, identity: &Identity) -> Result<ShardClient, ShardError> {
     let tls = identity.tls();
-    let dialled = futures::future::select_ok(target.addresses.iter().map(|address| {
+    let attempts = futures::future::select_ok(target.addresses.iter().map(|address| {
         let tls = tls.clone();
-        Box::pin(async move { dial(&TcpNet, &tls, address).await.map_err(Box::new) })
+        Box::pin(async move { dial(network, &tls, address).await.map_err(Box::new) })
     }));
-    let (link, _rest) = dialled.await.map_err(|error| explain(target, &error))?;
-    let service = OperatorServiceClient::new(link.channel).max_decoding_message_size(MAX_ANSWER);
-    Ok(Client { shard: target.shard.clone(), service })
+    let (link, _others) = attempts.await.map_err(|error| shard_error(target, &error))?;
+    let service = OperatorServiceClient::new(link.channel).max_decoding_message_size(MAX_ANSWER_BYTES);
+    Ok(ShardClient { shard: target.shard.clone(), service })
 }
 
-fn explain(target: &Target, error: &DialError) -> ShardError {
+fn shard_error(target: &Target, error: &DialError) -> ShardError {
     let (code, reason) = match error {
         DialError::Untrusted { .. } => (Code::Unauthenticated, "UNTRUSTED_SERVER"),
         DialError::Connect { .. } | DialError::Handshake { .. } | DialError::Http { .. } => {

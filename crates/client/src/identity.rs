@@ -1,172 +1,199 @@
-//! The operator's identity we call with: `ca.crt`, `identity.key`, `identity.crt` in one directory.
+//! The operator identity that calls are made with: CA bundle, private key and certificate.
+//!
+//! An [`Identity`] lives in memory. Where it comes from and where a renewed one is saved is the caller's decision
+//! ([`SaveIdentity`]): the admin tool uses files, the operator Kubernetes Secrets. A renewed certificate is used only after
+//! it was saved, and from the bytes in memory, never read back.
 
 use std::{
-    fs, io,
-    io::Write as _,
-    os::unix::fs::{DirBuilderExt as _, OpenOptionsExt as _},
-    path::{Path, PathBuf},
-    sync::{Arc, Mutex, PoisonError},
+    error::Error,
+    sync::{Arc, Mutex, MutexGuard, PoisonError},
 };
 
-use nstance_core::{ids::Tenant, ports::clock::Clock as _, time::Timestamp};
+use async_trait::async_trait;
+use nstance_core::{ids::Tenant, ports::clock::Clock, time::Timestamp};
 use nstance_identity::{
-    ca::Bundle,
-    keys::KeyPair,
+    ca::{Bundle, CaError},
+    keys::{KeyError, KeyPair},
     peer::{Peer, PeerName},
     renew::renew_after,
     tls::client_config,
 };
 use nstance_proto::v1::RenewCertificateRequest;
-use nstance_rt::clock::SystemClock;
 use rustls::{ClientConfig, pki_types::CertificateDer, pki_types::pem::PemObject as _};
 
-use super::Client;
-use crate::failure::Failure;
+use crate::{RenewError, ShardClient, ShardError};
 
-const CA: &str = "ca.crt";
-const KEY: &str = "identity.key";
-const CERTIFICATE: &str = "identity.crt";
-
-/// Who we are, read from a directory.
+/// Who calls.
 pub struct Identity {
-    dir: PathBuf,
     key: KeyPair,
-    held: Mutex<Held>,
+    clock: Arc<dyn Clock>,
+    current: Mutex<Current>,
 }
 
-/// What changes with a renewal.
-struct Held {
+/// The part that changes with a renewal.
+struct Current {
     bundle: Bundle,
     leaf: CertificateDer<'static>,
     peer: Peer,
     tls: Arc<ClientConfig>,
 }
 
+/// Why an identity cannot be used.
+#[derive(Debug, thiserror::Error)]
+pub enum IdentityError {
+    #[error("parse the CA bundle")]
+    Bundle(#[source] CaError),
+    #[error("parse the private key")]
+    Key(#[source] KeyError),
+    #[error("use the certificate")]
+    Certificate(#[source] Box<dyn Error + Send + Sync>),
+    #[error("the certificate belongs to {name}, which is no operator")]
+    NotAnOperator { name: String },
+    #[error("the certificate was made for another key")]
+    OtherKey,
+}
+
+/// What a renewal changes. The key stays the same.
+#[derive(Debug, Clone)]
+pub struct RenewedIdentity {
+    pub ca_bundle_pem: Vec<u8>,
+    pub certificate_pem: Vec<u8>,
+}
+
+/// Where renewed identities are saved.
+#[async_trait]
+pub trait SaveIdentity: Send + Sync {
+    /// Makes the renewed identity durable, the CA bundle first: a certificate of a new CA is of no use to a process that
+    /// does not know that CA. On an error the old identity stays in use.
+    async fn save(&self, renewed: &RenewedIdentity) -> Result<(), Box<dyn Error + Send + Sync>>;
+}
+
 impl Identity {
-    pub fn load(dir: &Path) -> Result<Self, Failure> {
-        let register = "nstance-admin cluster register-operator, which makes an identity, or --identity-dir";
-        let read = |name: &str| {
-            let path = dir.join(name);
-            fs::read(&path).map_err(|error| {
-                let what = format!("read {} of the operator identity", path.display());
-                Failure::new(crate::exit::Exit::Denied, what).because(error).next(register)
-            })
-        };
-        let bad = |name: &str, error: Box<dyn std::error::Error + Send + Sync>| {
-            let what = format!("use {} of the operator identity", dir.join(name).display());
-            Failure::new(crate::exit::Exit::Denied, what).because(error).next(register)
-        };
-        let (ca, key, chain) = (read(CA)?, read(KEY)?, read(CERTIFICATE)?);
-        let bundle = Bundle::parse(&ca).map_err(|error| bad(CA, error.into()))?;
-        let key = KeyPair::from_pkcs8_pem(&key).map_err(|error| bad(KEY, error.into()))?;
-        let held = hold(&bundle, &chain, &key).map_err(|error| bad(CERTIFICATE, error))?;
-        Ok(Self { dir: dir.to_owned(), key, held: Mutex::new(held) })
+    pub fn from_pem(
+        ca_bundle: &[u8],
+        key: &[u8],
+        certificate: &[u8],
+        clock: Arc<dyn Clock>,
+    ) -> Result<Self, IdentityError> {
+        let bundle = Bundle::parse(ca_bundle).map_err(IdentityError::Bundle)?;
+        let key = KeyPair::from_pkcs8_pem(key).map_err(IdentityError::Key)?;
+        let current = Current::new(bundle, certificate, &key, &clock)?;
+        Ok(Self { key, clock, current: Mutex::new(current) })
     }
 
-    pub(super) fn tls(&self) -> Arc<ClientConfig> {
-        self.held().tls.clone()
+    pub(crate) fn tls(&self) -> Arc<ClientConfig> {
+        self.current().tls.clone()
     }
 
     pub fn tenant(&self) -> Option<Tenant> {
-        self.held().peer.tenant().cloned()
+        self.current().peer.tenant().cloned()
     }
 
-    /// Its certificate as it stands, for those who look at it from outside.
+    /// What the certificate says about its holder.
     pub fn peer(&self) -> Peer {
-        self.held().peer.clone()
+        self.current().peer.clone()
     }
 
-    /// Whether its certificate is by a CA of this bundle.
-    pub fn is_by(&self, bundle: &Bundle) -> bool {
-        bundle.signed(&self.held().leaf)
+    /// Whether the certificate was issued by a CA of this bundle.
+    pub fn is_issued_by(&self, bundle: &Bundle) -> bool {
+        bundle.signed(&self.current().leaf)
     }
 
-    /// The CAs of the cluster, as far as we were told of them.
-    pub fn bundle(&self) -> Bundle {
-        self.held().bundle.clone()
+    /// The CAs of the cluster, as of the last renewal.
+    pub fn ca_bundle(&self) -> Bundle {
+        self.current().bundle.clone()
     }
 
     /// The operator's id.
     pub fn name(&self) -> String {
-        self.held().peer.common_name()
+        self.current().peer.common_name()
     }
 
     pub fn valid_until(&self) -> Timestamp {
-        self.held().peer.not_after
+        self.current().peer.not_after
     }
 
-    pub fn is_renewal_due(&self, now: Timestamp) -> bool {
-        let held = self.held();
-        renew_after(held.peer.not_before, held.peer.not_after) <= now
+    /// Whether servers would refuse it now because of its age.
+    pub fn is_expired(&self) -> bool {
+        self.valid_until() <= self.clock.now()
     }
 
-    /// Asks a leader for the next certificate and writes it in place of the old one, which stays good until the new one is
-    /// used.
-    pub async fn renew(&self, client: &mut Client) -> Result<(), Failure> {
+    pub fn is_renewal_due(&self) -> bool {
+        let current = self.current();
+        renew_after(current.peer.not_before, current.peer.not_after) <= self.clock.now()
+    }
+
+    /// Asks a leader for the next certificate, saves it and uses it from then on. The old certificate stays valid until
+    /// the new one is used.
+    pub async fn renew(&self, client: &mut ShardClient, save: &dyn SaveIdentity) -> Result<(), RenewError> {
         let request = RenewCertificateRequest { public_key_pem: self.key.public_key_pem().into_bytes() };
         let answer = client.service.renew_certificate(request).await;
-        let answer =
-            answer.map_err(|status| Failure::from(super::ShardError::of(&client.shard, &status)))?.into_inner();
-        let what = || format!("take the renewed certificate into {}", self.dir.display());
-        let bundle = Bundle::parse(&answer.ca_bundle_pem).map_err(|error| Failure::failed(what()).because(error))?;
-        let held = hold(&bundle, &answer.client_certificate_pem, &self.key)
-            .map_err(|error| Failure::failed(what()).because(error))?;
-        // Trust first: a certificate of a new CA is of no use to somebody who does not know that CA.
-        place(&self.dir, CA, bundle.pem().as_bytes()).map_err(|error| Failure::failed(what()).because(error))?;
-        place(&self.dir, CERTIFICATE, &answer.client_certificate_pem)
-            .map_err(|error| Failure::failed(what()).because(error))?;
-        *self.held() = held;
+        let answer = answer.map_err(|status| ShardError::from_status(&client.shard, &status))?.into_inner();
+        let bundle =
+            Bundle::parse(&answer.ca_bundle_pem).map_err(|error| RenewError::Unusable(IdentityError::Bundle(error)))?;
+        let renewed = RenewedIdentity {
+            ca_bundle_pem: bundle.pem().as_bytes().to_vec(),
+            certificate_pem: answer.client_certificate_pem,
+        };
+        let next =
+            Current::new(bundle, &renewed.certificate_pem, &self.key, &self.clock).map_err(RenewError::Unusable)?;
+        save.save(&renewed).await.map_err(RenewError::NotSaved)?;
+        *self.current() = next;
         Ok(())
     }
 
-    fn held(&self) -> std::sync::MutexGuard<'_, Held> {
-        self.held.lock().unwrap_or_else(PoisonError::into_inner)
+    fn current(&self) -> MutexGuard<'_, Current> {
+        self.current.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }
 
-fn hold(bundle: &Bundle, chain: &[u8], key: &KeyPair) -> Result<Held, Box<dyn std::error::Error + Send + Sync>> {
-    let der = CertificateDer::from_pem_slice(chain).map_err(|error| format!("parse the certificate: {error}"))?;
-    let peer = Peer::from_der(&der)?;
-    if !matches!(peer.name, PeerName::Operator { .. }) {
-        return Err(format!("it belongs to {}, which is no operator", peer.common_name()).into());
+impl Current {
+    fn new(bundle: Bundle, certificate: &[u8], key: &KeyPair, clock: &Arc<dyn Clock>) -> Result<Self, IdentityError> {
+        let unusable = |error: Box<dyn Error + Send + Sync>| IdentityError::Certificate(error);
+        let leaf = CertificateDer::from_pem_slice(certificate)
+            .map_err(|error| unusable(format!("parse the certificate: {error}").into()))?;
+        let peer = Peer::from_der(&leaf).map_err(|error| unusable(error.into()))?;
+        if !matches!(peer.name, PeerName::Operator { .. }) {
+            return Err(IdentityError::NotAnOperator { name: peer.common_name() });
+        }
+        if peer.public_key_der() != key.public_key_der() {
+            return Err(IdentityError::OtherKey);
+        }
+        let tls =
+            client_config(&bundle, Some((certificate, key)), clock.clone()).map_err(|error| unusable(error.into()))?;
+        Ok(Self { bundle, leaf, peer, tls })
     }
-    if peer.public_key_der() != key.public_key_der() {
-        return Err("it was made for another key than identity.key".into());
-    }
-    let tls = client_config(bundle, Some((chain, key)), Arc::new(SystemClock))?;
-    Ok(Held { bundle: bundle.clone(), leaf: der, peer, tls })
 }
 
-/// Writes an identity in place of what is there. The certificate goes first and comes last: without it the rest is not
-/// used, and nobody ever finds the key of one identity beside the certificate of another.
-pub fn write(dir: &Path, ca: &str, key: Option<&KeyPair>, chain: &str) -> io::Result<()> {
-    make_dir(dir)?;
-    match fs::remove_file(dir.join(CERTIFICATE)) {
-        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
-        _ => {}
+#[cfg(test)]
+mod tests {
+    use nstance_rt::clock::TokioClock;
+
+    use super::*;
+    use crate::testing::{Parts, T0, VALIDITY, identity, parts};
+
+    fn load(parts: &Parts) -> Result<Identity, IdentityError> {
+        let clock = Arc::new(TokioClock::starting_at(T0));
+        Identity::from_pem(&parts.ca_bundle, &parts.key, &parts.certificate, clock)
     }
-    place(dir, CA, ca.as_bytes())?;
-    if let Some(key) = key {
-        place(dir, KEY, key.to_pkcs8_pem().as_bytes())?;
+
+    #[tokio::test(start_paused = true)]
+    async fn renewal_is_due_before_the_certificate_expires() {
+        let identity = identity();
+        assert!(!identity.is_renewal_due() && !identity.is_expired());
+        tokio::time::advance(VALIDITY * 9 / 10).await;
+        assert!(identity.is_renewal_due() && !identity.is_expired());
+        tokio::time::advance(VALIDITY / 10).await;
+        assert!(identity.is_expired());
     }
-    place(dir, CERTIFICATE, chain.as_bytes())
-}
 
-/// For its owner only.
-pub(crate) fn make_dir(dir: &Path) -> io::Result<()> {
-    if dir.is_dir() { Ok(()) } else { fs::DirBuilder::new().recursive(true).mode(0o700).create(dir) }
-}
-
-/// Nobody ever sees half a file.
-pub(crate) fn place(dir: &Path, name: &str, content: &[u8]) -> io::Result<()> {
-    let aside = dir.join(format!(".{name}.{}", std::process::id()));
-    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&aside)?;
-    file.write_all(content)?;
-    file.sync_all()?;
-    fs::rename(&aside, dir.join(name))
-}
-
-/// Whether it is too old to be used now; a server would refuse it.
-pub fn is_expired(identity: &Identity) -> bool {
-    identity.valid_until() <= SystemClock.now()
+    #[tokio::test]
+    async fn an_unusable_part_is_named() {
+        let error = |parts: Parts| load(&parts).err().unwrap();
+        assert!(load(&parts(1)).is_ok());
+        assert!(matches!(error(Parts { ca_bundle: b"x".to_vec(), ..parts(1) }), IdentityError::Bundle(_)));
+        assert!(matches!(error(Parts { key: b"x".to_vec(), ..parts(1) }), IdentityError::Key(_)));
+        assert!(matches!(error(Parts { certificate: b"x".to_vec(), ..parts(1) }), IdentityError::Certificate(_)));
+        assert!(matches!(error(Parts { key: parts(2).key, ..parts(1) }), IdentityError::OtherKey));
+    }
 }

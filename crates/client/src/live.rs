@@ -1,217 +1,219 @@
-//! What all shards are like now: kept in memory from their streams, for whoever shows it live.
+//! The live state of all shards: kept in memory from their watch streams.
 //!
-//! A shard tells its past only to those who know where they were, and has few places for watchers. So one task per shard
-//! watches, and whoever asks us is answered from what it keeps: the HTTP API its readers, `top` its screen.
+//! A shard repeats past events only to a caller that names a resume token, and has few places for watchers. So one task per
+//! shard reads its streams, and any number of readers are answered from what it keeps.
+//!
+//! A reader either takes the full state whenever [`LiveState::subscribe`] reports a change ([`LiveState::views`]), or reads
+//! the numbered log of changes ([`LiveState::start_reading`], [`LiveState::changes_after`]). Readers have no queues: one that
+//! is too far behind the log is told so and starts again.
 
-#[path = "live/shard_states.rs"]
-mod board;
-#[path = "live/watch.rs"]
-mod follow;
-#[path = "live/change_log.rs"]
-mod journal;
-#[path = "resume_token.rs"]
-mod position;
-#[path = "live/own_writes.rs"]
-mod reach;
+mod change_log;
+mod own_writes;
+mod shard_states;
+mod watch;
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use nstance_core::{ports::clock::Clock, time::Timestamp};
 use nstance_proto::v1::{Event, GroupStatus};
 use nstance_rt::tasks::Tasks;
-use tokio::sync::{broadcast, watch};
+use tokio::sync::broadcast;
 
-use self::board::Board;
-#[cfg(test)]
-pub(crate) use self::board::FRESH;
-pub(crate) use self::{
-    board::{Asked, Begun, News, Picture, Seen, gap},
-    journal::{Behind, Delta, Entry},
-    position::Position,
+use self::shard_states::ShardStates;
+pub use self::{
+    change_log::{Change, LogEntry, TooFarBehind},
+    shard_states::{ListRequest, MAX_AGE, ShardState, ShardView, SnapshotStart, Update, dropped_events},
 };
-use crate::shards::{ShardError, Shards};
+use crate::{ResumeToken, ShardError, Shards};
 
-/// What a reader of events may be behind.
-const MAX_BEHIND: usize = 1024;
+/// How many events a reader of [`LiveState::subscribe_events`] may be behind.
+const MAX_UNREAD_EVENTS: usize = 1024;
 
-/// An event and whose it is.
+/// An event and its shard.
 #[derive(Debug, Clone)]
-pub(crate) struct Told {
-    pub(crate) shard: String,
-    pub(crate) event: Event,
+pub struct ShardEvent {
+    pub shard: String,
+    pub event: Event,
 }
 
-/// What is remembered of one shard's events.
-pub(crate) struct Past {
-    pub(crate) shard: String,
-    pub(crate) events: Vec<Event>,
-    /// When we were last in touch; nothing if never.
-    pub(crate) as_of: Option<Timestamp>,
-    pub(crate) lost: Option<ShardError>,
+/// The remembered events of one shard.
+#[derive(Debug)]
+pub struct EventHistory {
+    pub shard: String,
+    pub events: Vec<Event>,
+    /// When the last message was received; `None` if never.
+    pub as_of: Option<Timestamp>,
+    pub disconnected: Option<ShardError>,
 }
 
-/// What a reader of changes begins with.
-pub(crate) enum Opening {
-    /// Nothing: it was away for a moment only, and goes on after the number it gave.
+/// How a reader of changes starts.
+#[derive(Debug)]
+pub enum ReadStart {
+    /// The reader was away only briefly, and continues after its own number.
     Resumed,
-    /// Everything, and after which number it goes on.
-    Fresh(Vec<Seen>, u64),
+    /// The full state, and the number after which the reader continues.
+    FullState(Vec<ShardView>, u64),
 }
 
-/// A change on its way. Its end counts, whatever became of it: it may have happened.
-pub(crate) struct Writing {
-    live: Arc<Live>,
-    places: Vec<usize>,
+/// A change that is being made through this process. When it is dropped the change counts as made, whatever the answer was:
+/// it may have happened.
+#[must_use = "the write is counted when this is dropped"]
+pub struct PendingWrite {
+    live: Arc<LiveState>,
+    shard_indexes: Vec<usize>,
 }
 
-impl Drop for Writing {
+impl Drop for PendingWrite {
     fn drop(&mut self) {
-        let mut board = self.live.board();
-        for at in &self.places {
-            board.wrote(*at);
+        let mut states = self.live.states();
+        for index in &self.shard_indexes {
+            states.record_write(*index);
         }
     }
 }
 
-pub(crate) struct Live {
+/// The live state of all shards.
+pub struct LiveState {
     names: Vec<String>,
-    board: Mutex<Board>,
+    states: Mutex<ShardStates>,
     /// The number of the last change.
-    newest: watch::Sender<u64>,
-    told: broadcast::Sender<Arc<Told>>,
+    last_change: tokio::sync::watch::Sender<u64>,
+    events: broadcast::Sender<Arc<ShardEvent>>,
     clock: Arc<dyn Clock>,
 }
 
-impl Live {
-    /// Nothing is known of any of them, and nobody asks yet.
-    pub(crate) fn new(shards: &Shards, clock: Arc<dyn Clock>) -> Arc<Self> {
-        let names: Vec<String> = shards.targets().iter().map(|it| it.shard.clone()).collect();
-        let (told, _) = broadcast::channel(MAX_BEHIND);
-        let board = Mutex::new(Board::new(names.iter().cloned()));
-        Arc::new(Self { names, board, newest: watch::Sender::new(0), told, clock })
+impl LiveState {
+    /// Nothing is known of any shard, and no shard is watched.
+    pub fn new(shards: &Shards, clock: Arc<dyn Clock>) -> Arc<Self> {
+        let names: Vec<String> = shards.names().map(str::to_owned).collect();
+        let (events, _) = broadcast::channel(MAX_UNREAD_EVENTS);
+        let states = Mutex::new(ShardStates::new(names.iter().cloned()));
+        Arc::new(Self { names, states, last_change: tokio::sync::watch::Sender::new(0), events, clock })
     }
 
-    /// Begins to follow all shards, until the scope ends.
-    pub(crate) fn start(tasks: &Tasks, shards: &Shards, clock: Arc<dyn Clock>) -> Arc<Self> {
+    /// Starts to watch all shards, until the task scope ends.
+    pub fn start(tasks: &Tasks, shards: &Shards, clock: Arc<dyn Clock>) -> Arc<Self> {
         let live = Self::new(shards, clock);
-        for (at, target) in shards.targets().iter().enumerate() {
-            let follow = follow::keep(live.clone(), at, shards.clone(), target.clone());
-            tasks.spawn_droppable("streams of a shard", follow);
+        for (index, connection) in shards.connections().iter().enumerate() {
+            tasks.spawn_droppable("streams of a shard", watch::run(live.clone(), index, connection.clone()));
         }
         live
     }
 
-    fn board(&self) -> MutexGuard<'_, Board> {
-        self.board.lock().unwrap_or_else(PoisonError::into_inner)
+    fn states(&self) -> MutexGuard<'_, ShardStates> {
+        self.states.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Takes news of the shard at this place among the targets.
-    pub(crate) fn take(&self, at: usize, news: News) {
-        let event = match &news {
-            News::Event(event) => Some(Event::clone(event)),
+    /// Applies an update of the shard with this index in the configured order.
+    pub fn apply(&self, shard_index: usize, update: Update) {
+        let event = match &update {
+            Update::Event(event) => Some(Event::clone(event)),
             _ => None,
         };
         let number = {
-            let mut board = self.board();
-            board.take(at, news, self.clock.now());
-            board.journal.last()
+            let mut states = self.states();
+            states.apply(shard_index, update, self.clock.now());
+            states.log.last()
         };
-        if let (Some(event), Some(shard)) = (event, self.names.get(at)) {
-            // Nobody listens: that is fine.
-            let _ = self.told.send(Arc::new(Told { shard: shard.clone(), event }));
+        if let (Some(event), Some(shard)) = (event, self.names.get(shard_index)) {
+            // An error means that there is no reader.
+            let _ = self.events.send(Arc::new(ShardEvent { shard: shard.clone(), event }));
         }
-        self.newest.send_if_modified(|it| std::mem::replace(it, number.max(*it)) < number);
+        self.publish(number);
     }
 
-    fn writes(&self, at: usize) -> u64 {
-        self.board().writes(at)
+    fn publish(&self, number: u64) {
+        self.last_change.send_if_modified(|it| std::mem::replace(it, number.max(*it)) < number);
     }
 
-    /// Something is about to be changed at these shards. Until the picture of one is known to include it, it is asked.
-    pub(crate) fn writing(self: &Arc<Self>, shards: &Shards) -> Writing {
-        let is_one = |name: &String| shards.targets().iter().any(|it| it.shard == *name);
-        let places = self.names.iter().enumerate().filter(|(_, name)| is_one(name)).map(|(at, _)| at).collect();
-        Writing { live: self.clone(), places }
+    fn n_writes(&self, shard_index: usize) -> u64 {
+        self.states().n_writes(shard_index)
     }
 
-    /// To be called before a shard is asked for what its picture is to be completed with.
-    pub(crate) fn asking(&self, shard: &str) -> Option<Asked> {
-        self.board().asked(shard)
+    /// Call this before something is changed at these shards, and drop the result when the change was answered. Until the
+    /// known state of a shard includes the change, [`Self::groups`] and [`Self::n_instances`] answer `None`.
+    pub fn begin_write(self: &Arc<Self>, shards: &Shards) -> PendingWrite {
+        let written = self.names.iter().enumerate().filter(|(_, name)| shards.contains(name));
+        PendingWrite { live: self.clone(), shard_indexes: written.map(|(index, _)| index).collect() }
     }
 
-    /// Takes a list of groups that was asked for.
-    pub(crate) fn listed(&self, asked: Option<Asked>, groups: &[GroupStatus], token: &str) {
-        let (Some(asked), Some(token)) = (asked, Position::parse(token)) else { return };
+    /// Call this before a list is requested that is to complete the shard's known state.
+    pub fn begin_list(&self, shard: &str) -> Option<ListRequest> {
+        self.states().begin_list(shard)
+    }
+
+    /// Merges a list of groups into the known state.
+    pub fn merge_groups(&self, request: Option<ListRequest>, groups: &[GroupStatus], token: &str) {
+        let (Some(request), Some(token)) = (request, ResumeToken::parse(token)) else { return };
         let number = {
-            let mut board = self.board();
-            board.listed(asked, groups, token);
-            board.journal.last()
+            let mut states = self.states();
+            states.merge_groups(request, groups, token);
+            states.log.last()
         };
-        self.newest.send_if_modified(|it| std::mem::replace(it, number.max(*it)) < number);
+        self.publish(number);
     }
 
-    /// Takes the token of a list of instances that was asked for.
-    pub(crate) fn listed_instances(&self, asked: Option<Asked>, token: &str) {
-        if let (Some(asked), Some(token)) = (asked, Position::parse(token)) {
-            self.board().listed_instances(asked, token);
+    /// Takes the token of a list of instances: once the stream has passed it, the known instances include all earlier writes.
+    pub fn note_instances_token(&self, request: Option<ListRequest>, token: &str) {
+        if let (Some(request), Some(token)) = (request, ResumeToken::parse(token)) {
+            self.states().note_instances_token(request, token);
         }
     }
 
-    /// A shard's groups, and when it was last heard of. Nothing if the shard itself must be asked.
-    pub(crate) fn groups(&self, shard: &str) -> Option<(Timestamp, Vec<Arc<GroupStatus>>)> {
-        self.board().groups(shard, self.clock.now())
+    /// A shard's groups, and when it last sent something. `None` if the shard itself must be asked.
+    pub fn groups(&self, shard: &str) -> Option<(Timestamp, Vec<Arc<GroupStatus>>)> {
+        self.states().groups(shard, self.clock.now())
     }
 
-    /// How many instances a shard has, in the same way.
-    pub(crate) fn n_instances(&self, shard: &str) -> Option<(Timestamp, usize)> {
-        self.board().n_instances(shard, self.clock.now())
+    /// How many instances a shard has, under the same condition.
+    pub fn n_instances(&self, shard: &str) -> Option<(Timestamp, usize)> {
+        self.states().n_instances(shard, self.clock.now())
     }
 
-    fn position(&self, at: usize) -> Option<Position> {
-        self.board().position(at)
+    fn last_token(&self, shard_index: usize) -> Option<ResumeToken> {
+        self.states().last_token(shard_index)
     }
 
-    /// Whether each shard is in touch with us.
-    pub(crate) fn up(&self) -> Vec<(String, bool)> {
-        self.seen().iter().map(|it| (it.shard.to_string(), it.lost.is_none())).collect()
+    /// Whether each shard is connected.
+    pub fn connected(&self) -> Vec<(String, bool)> {
+        self.views().iter().map(|it| (it.shard.to_string(), it.disconnected.is_none())).collect()
     }
 
-    /// What is known of every shard, in the order in which they are configured.
-    pub(crate) fn seen(&self) -> Vec<Seen> {
-        self.board().seen()
+    /// What is known of every shard, in the configured order.
+    pub fn views(&self) -> Vec<ShardView> {
+        self.states().views()
     }
 
-    /// Events that are told from now on.
-    pub(crate) fn listen(&self) -> broadcast::Receiver<Arc<Told>> {
-        self.told.subscribe()
+    /// Events that arrive from now on. A reader that is too slow loses the oldest.
+    pub fn subscribe_events(&self) -> broadcast::Receiver<Arc<ShardEvent>> {
+        self.events.subscribe()
     }
 
-    pub(crate) fn past(&self, shards: &Shards) -> Vec<Past> {
-        let board = self.board();
-        let wanted = |it: &Seen| shards.targets().iter().any(|target| *target.shard == *it.shard);
-        let past = |it: Seen| {
-            let events = board.past(&it.shard).iter().map(|it| Event::clone(it)).collect();
-            Past { shard: it.shard.to_string(), events, as_of: it.as_of, lost: it.lost }
+    pub fn event_history(&self, shards: &Shards) -> Vec<EventHistory> {
+        let states = self.states();
+        let history = |it: ShardView| {
+            let events = states.history(&it.shard).iter().map(|it| Event::clone(it)).collect();
+            EventHistory { shard: it.shard.to_string(), events, as_of: it.as_of, disconnected: it.disconnected }
         };
-        board.seen().into_iter().filter(wanted).map(past).collect()
+        states.views().into_iter().filter(|it| shards.contains(&it.shard)).map(history).collect()
     }
 
-    /// Says whenever something changed.
-    pub(crate) fn changes(&self) -> watch::Receiver<u64> {
-        self.newest.subscribe()
+    /// The number of the last change, which changes whenever something did.
+    pub fn subscribe(&self) -> tokio::sync::watch::Receiver<u64> {
+        self.last_change.subscribe()
     }
 
-    /// For a reader that was at `place`, or nowhere yet.
-    pub(crate) fn open(&self, place: Option<u64>) -> Opening {
-        let board = self.board();
-        match place {
-            Some(number) if board.journal.after(number, 0).is_ok() => Opening::Resumed,
-            _ => Opening::Fresh(board.seen(), board.journal.last()),
+    /// For a reader that has read up to this number, or nothing yet.
+    pub fn start_reading(&self, last_read: Option<u64>) -> ReadStart {
+        let states = self.states();
+        match last_read {
+            Some(number) if states.log.after(number, 0).is_ok() => ReadStart::Resumed,
+            _ => ReadStart::FullState(states.views(), states.log.last()),
         }
     }
 
     /// At most `max` of the changes after this number.
-    pub(crate) fn after(&self, number: u64, max: usize) -> Result<Vec<Arc<Entry>>, Behind> {
-        self.board().journal.after(number, max)
+    pub fn changes_after(&self, number: u64, max: usize) -> Result<Vec<Arc<LogEntry>>, TooFarBehind> {
+        self.states().log.after(number, max)
     }
 }

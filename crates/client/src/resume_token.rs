@@ -2,34 +2,38 @@
 
 use std::fmt;
 
-/// A leader's epoch, and a number in it.
+/// The epoch of the leader that reported the event, and a number within that epoch. Tokens are ordered; those of different
+/// epochs cannot be counted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-pub(crate) struct Position(u64, u64);
+pub struct ResumeToken {
+    epoch: u64,
+    number: u64,
+}
 
-impl fmt::Display for Position {
+impl fmt::Display for ResumeToken {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "{}-{}", self.0, self.1)
+        write!(f, "{}-{}", self.epoch, self.number)
     }
 }
 
-impl Position {
-    /// Before everything that the leader of an epoch tells.
-    pub(crate) fn beginning(epoch: u64) -> Self {
-        Self(epoch, 0)
+impl ResumeToken {
+    /// Before everything that the leader of this epoch reports.
+    pub fn start_of_epoch(epoch: u64) -> Self {
+        Self { epoch, number: 0 }
     }
 
-    pub(crate) fn parse(token: &str) -> Option<Self> {
+    pub fn parse(token: &str) -> Option<Self> {
         let (epoch, number) = token.split_once('-')?;
-        Some(Self(epoch.parse().ok()?, number.parse().ok()?))
+        Some(Self { epoch: epoch.parse().ok()?, number: number.parse().ok()? })
     }
 
-    pub(crate) fn epoch(self) -> u64 {
-        self.0
+    pub fn epoch(self) -> u64 {
+        self.epoch
     }
 
-    /// How many events lie between this one and a later one. Those of another leader cannot be counted.
-    pub(crate) fn n_between(self, later: Self) -> u64 {
-        if self.0 == later.0 { later.1.saturating_sub(self.1).saturating_sub(1) } else { 0 }
+    /// How many events lie between this one and a later one: 0 if they are of different epochs.
+    pub fn n_between(self, later: Self) -> u64 {
+        if self.epoch == later.epoch { later.number.saturating_sub(self.number).saturating_sub(1) } else { 0 }
     }
 }
 
@@ -38,12 +42,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn positions_are_ordered_and_gaps_counted() {
-        let at = |text: &str| Position::parse(text).unwrap();
+    fn tokens_are_ordered_and_gaps_counted() {
+        let at = |text: &str| ResumeToken::parse(text).unwrap();
         assert!(at("1-9") < at("2-1") && at("2-1") < at("2-10"));
         assert_eq!(at("2-1").n_between(at("2-2")), 0);
         assert_eq!(at("2-1").n_between(at("2-5")), 3);
         assert_eq!(at("1-1").n_between(at("2-5")), 0);
-        assert_eq!(Position::parse("x-1"), None);
+        assert_eq!(ResumeToken::parse("x-1"), None);
     }
 }

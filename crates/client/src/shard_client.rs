@@ -1,4 +1,4 @@
-//! One connection to a shard's leader.
+//! The calls of the operators' service over one open connection.
 
 use std::time::Duration;
 
@@ -8,21 +8,19 @@ use nstance_proto::v1::{
 };
 use tonic::{Code, Status, transport::Channel};
 
-/// The most a page may hold.
-const PAGE: i32 = 500;
+/// The most instances that a server returns per page.
+const MAX_PAGE: i32 = 500;
 
-/// Metadata of a stream of events: how many of its first messages are of the time before it began.
-pub const N_REPLAYED: &str = "nstance-replayed";
-
+/// One open connection to a shard's leader. Clones share the connection.
 #[derive(Debug, Clone)]
-pub struct Client {
+pub struct ShardClient {
     pub shard: String,
     /// Every call of the operators' service.
     pub service: OperatorServiceClient<Channel>,
 }
 
-impl Client {
-    pub async fn config(&mut self) -> Result<ConfigStatusResponse, Status> {
+impl ShardClient {
+    pub async fn config_status(&mut self) -> Result<ConfigStatusResponse, Status> {
         Ok(self.service.get_config_status(()).await?.into_inner())
     }
 
@@ -35,17 +33,17 @@ impl Client {
         found.ok_or_else(|| Status::new(Code::NotFound, format!("there is no group {key} in {}", self.shard)))
     }
 
-    /// All pages.
+    /// The instances of all pages.
     pub async fn instances(&mut self, request: ListInstancesRequest) -> Result<Vec<InstanceStatusResponse>, Status> {
         Ok(self.instances_and_token(request).await?.0)
     }
 
-    /// The same, with the token after which a stream tells what has changed since.
+    /// The instances of all pages, and the token after which a watch stream reports the changes since.
     pub async fn instances_and_token(
         &mut self,
         mut request: ListInstancesRequest,
     ) -> Result<(Vec<InstanceStatusResponse>, String), Status> {
-        request.page_size = PAGE;
+        request.page_size = MAX_PAGE;
         let mut instances = Vec::new();
         loop {
             let page = self.service.list_instances(request.clone()).await?.into_inner();
@@ -58,7 +56,7 @@ impl Client {
     }
 }
 
-/// A duration of the wire; longer than any that means something is cut.
-pub fn wire_duration(it: Duration) -> prost_types::Duration {
-    it.try_into().unwrap_or(prost_types::Duration { seconds: i64::MAX, nanos: 0 })
+/// A duration as a message field. One that is too long for the wire becomes the longest possible.
+pub fn wire_duration(duration: Duration) -> prost_types::Duration {
+    duration.try_into().unwrap_or(prost_types::Duration { seconds: i64::MAX, nanos: 0 })
 }

@@ -13,8 +13,8 @@ use std::{
 
 use anyhow::{Context, bail};
 use nstance_admin::{
+    identity_files::write,
     issue::{NewOperator, issue_operator},
-    shards::identity::write,
 };
 use nstance_config::Config;
 use nstance_core::{

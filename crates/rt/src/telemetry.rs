@@ -38,7 +38,8 @@ where
         let filter = tracing_subscriber::EnvFilter::try_from_env("NSTANCE_LOG").unwrap_or_else(|_| {
             tracing_subscriber::EnvFilter::new(format!(
                 "warn,nstance_server={level},nstance_store={level},nstance_providers={level},nstance_rt={level},\
-                 nstance_agent={level},nstance_dev={level},nstance_identity={level},nstance_admin={level}"
+                 nstance_agent={level},nstance_dev={level},nstance_identity={level},nstance_client={level},\
+                 nstance_admin={level}"
             ))
         });
         let builder = tracing_subscriber::fmt().with_writer(writer).with_env_filter(filter);

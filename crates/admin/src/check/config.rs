@@ -2,12 +2,13 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
+use nstance_client::Targets;
 use nstance_core::ids::{ClusterId, Shard};
 use nstance_rt::chain::Chain;
 use nstance_store::records::{decode_object, groups::GroupsFile, groups_key};
 
 use super::Section;
-use crate::{shards::Targets, storage::Cluster};
+use crate::storage::Cluster;
 
 pub async fn check(mut section: Section<'_>, cluster: &Cluster, targets: Option<&Targets>) {
     let mut shards = match cluster.shards().await {

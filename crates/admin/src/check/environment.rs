@@ -2,12 +2,13 @@
 
 use std::time::Duration;
 
+use nstance_client::Targets;
 use nstance_core::{ports::objects::Condition, time::Timestamp};
 use nstance_rt::{chain::Chain, entropy};
 use tokio::{net::lookup_host, time::timeout};
 
 use super::{Section, store::probe_key};
-use crate::{shards::Targets, storage::Cluster};
+use crate::storage::Cluster;
 
 /// Beyond this somebody is told of a clock, and beyond that certificates and nonces begin to fail.
 const NOTED: Duration = Duration::from_secs(2);

@@ -2,13 +2,13 @@
 
 use std::time::Duration;
 
+use nstance_client::{ShardClient, Shards};
 use nstance_core::time::Timestamp;
 use nstance_proto::v1::{GroupStatus, InstanceStatusResponse, ListInstancesRequest, PlanRequest, PlanResponse};
 
 use super::Section;
 use crate::{
     certificates::{self, State},
-    shards::{Client, Shards},
     storage::Cluster,
     view,
 };
@@ -22,7 +22,7 @@ struct Seen {
     plan: PlanResponse,
 }
 
-async fn look(mut client: Client) -> Result<Seen, tonic::Status> {
+async fn look(mut client: ShardClient) -> Result<Seen, tonic::Status> {
     let groups = client.groups().await?;
     let instances = client.instances(ListInstancesRequest::default()).await?;
     let plan = client.service.plan(PlanRequest::default()).await?.into_inner();

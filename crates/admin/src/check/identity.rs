@@ -7,12 +7,12 @@ use nstance_identity::peer::PeerName;
 use nstance_rt::chain::Chain;
 
 use super::Section;
-use crate::{shards::Identity, storage::Cluster};
+use crate::{identity_files::IdentityFiles, storage::Cluster};
 
 const REGISTER: &str = "nstance-admin cluster register-operator";
 
 pub async fn check(mut section: Section<'_>, cluster: &Cluster, dir: &Path) {
-    let identity = match Identity::load(dir) {
+    let identity = match IdentityFiles::new(dir.to_owned()).load() {
         Ok(identity) => identity,
         Err(failure) => {
             section.fail("files", failure.lines(false)[0].trim_start_matches("error: "), REGISTER);
@@ -25,7 +25,7 @@ pub async fn check(mut section: Section<'_>, cluster: &Cluster, dir: &Path) {
     life(&mut section, peer.not_before, peer.not_after, cluster.clock.now());
     match cluster.bundle().await {
         Err(failure) => section.skip("trusted", failure.to_string()),
-        Ok(bundle) => match identity.is_by(&bundle) {
+        Ok(bundle) => match identity.is_issued_by(&bundle) {
             true => section.ok("trusted", ""),
             false => section.fail("trusted", "it is by none of the CAs in cluster/ca.crt", REGISTER),
         },

@@ -4,25 +4,23 @@
 use std::time::Duration;
 
 use futures::future::join_all;
+use nstance_client::{Connection, ShardError, Shards, Target};
 use nstance_core::ids::Shard;
 use nstance_proto::v1::ConfigStatusResponse;
 use tokio::{net::TcpStream, time::timeout};
 use tonic::Code;
 
 use super::{Section, Sheet};
-use crate::{
-    shards::{ShardError, Shards, Target},
-    storage::Cluster,
-};
+use crate::{failure::next_step, storage::Cluster};
 
 const CONNECT: Duration = Duration::from_secs(3);
 /// A leader answers from memory.
 const SLOW: Duration = Duration::from_millis(500);
 
 pub async fn check(section: Section<'_>, cluster: &Cluster, shards: &Shards) {
-    let looked = join_all(shards.targets().iter().map(|target| async {
+    let looked = join_all(shards.connections().iter().map(|connection| async {
         let mut sheet = Sheet::default();
-        one(sheet.of(section.group), cluster, shards, target).await;
+        one(sheet.of(section.group), cluster, connection).await;
         sheet.lines
     }));
     let lines = looked.await;
@@ -31,7 +29,8 @@ pub async fn check(section: Section<'_>, cluster: &Cluster, shards: &Shards) {
 
 const REST: [&str; 5] = ["tls", "mtls", "leader", "round-trip", "config"];
 
-async fn one(mut section: Section<'_>, cluster: &Cluster, shards: &Shards, target: &Target) {
+async fn one(mut section: Section<'_>, cluster: &Cluster, connection: &Connection) {
+    let target = connection.target();
     let name = |what: &str| format!("{}/{what}", target.shard);
     let skip = |section: &mut Section<'_>, from: usize, why: &str| {
         REST[from..].iter().for_each(|it| section.skip(&name(it), why));
@@ -54,7 +53,7 @@ async fn one(mut section: Section<'_>, cluster: &Cluster, shards: &Shards, targe
         return skip(&mut section, 0, "nobody listens");
     }
     section.ok(&name("tcp"), listening.join(", "));
-    let mut client = match timeout(shards.timeout(), shards.connect(target)).await {
+    let mut client = match timeout(connection.timeout(), connection.client()).await {
         Ok(Ok(client)) => client,
         Ok(Err(error)) => {
             let fix = match error.code {
@@ -74,13 +73,13 @@ async fn one(mut section: Section<'_>, cluster: &Cluster, shards: &Shards, targe
     };
     section.ok(&name("tls"), "certificate and names are trusted");
     let asked = cluster.clock.monotonic();
-    let answer = timeout(shards.timeout(), client.config()).await;
+    let answer = timeout(connection.timeout(), client.config_status()).await;
     let took = cluster.clock.monotonic().since(asked);
     let status = match answer {
         Ok(Ok(status)) => status,
         Ok(Err(status)) => {
-            let error = ShardError::of(&target.shard, &status);
-            let fix = error.next().unwrap_or_else(|| "look at the server's log".to_owned());
+            let error = ShardError::from_status(&target.shard, &status);
+            let fix = next_step(&error).unwrap_or_else(|| "look at the server's log".to_owned());
             section.fail(&name("mtls"), format!("{} ({})", error.message, crate::view::code_of(&error)), fix);
             return skip(&mut section, 2, "the server does not let us in");
         }

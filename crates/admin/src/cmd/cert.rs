@@ -204,7 +204,7 @@ async fn replace(context: &Context, args: &RevokeArgs, it: &Certificate) -> Resu
     let shards = args.shards.shards(context).await?;
     let shards = match &it.shard {
         // The log knows where it is; nobody else needs to be asked.
-        Some(shard) => shards.only(std::slice::from_ref(shard)).map_err(Failure::usage)?,
+        Some(shard) => shards.only(std::slice::from_ref(shard))?,
         None => shards,
     };
     context.confirm(&what)?;

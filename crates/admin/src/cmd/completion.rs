@@ -7,6 +7,7 @@ use clap_complete::{
     ArgValueCandidates, CompletionCandidate,
     env::{Bash, EnvCompleter, Fish, Powershell, Zsh},
 };
+use nstance_client::{Answers, ShardClient};
 use nstance_proto::v1::ListInstancesRequest;
 
 use crate::{
@@ -15,7 +16,6 @@ use crate::{
     exit::Exit,
     failure::Failure,
     output::print,
-    shards::{Answers, Client},
 };
 
 /// Nobody waits longer for a completion.
@@ -82,7 +82,7 @@ fn shards() -> Vec<CompletionCandidate> {
 }
 
 /// What all shards name that answer within the budget. A completion never fails, it only knows less.
-fn candidates<F>(ask: impl Fn(Client) -> F) -> Vec<CompletionCandidate>
+fn candidates<F>(ask: impl Fn(ShardClient) -> F) -> Vec<CompletionCandidate>
 where
     F: Future<Output = Result<Vec<String>, tonic::Status>>,
 {

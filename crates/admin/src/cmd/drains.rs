@@ -12,7 +12,7 @@ use crate::{
     exit::Exit,
     failure::Failure,
     output::{Shown, Table},
-    told, view, words,
+    report, view, words,
 };
 
 #[derive(Debug, Args)]
@@ -95,10 +95,10 @@ async fn list(context: &Context, args: &ShardArgs) -> Result<Exit, Failure> {
     context.output.show(&Shown {
         document: json!({
             "drains": drains.iter().map(|(shard, it)| listed(shard, it)).collect::<Vec<_>>(),
-            "errors": told::documents(&answers.errors),
+            "errors": report::error_documents(&answers.errors),
         }),
         table,
         names: drains.iter().map(|(_, it)| it.instance.instance_id.clone()).collect(),
     });
-    Ok(told::ended(context, &answers))
+    Ok(report::outcome(context, &answers))
 }

@@ -1,29 +1,26 @@
 //! `events`: what happened, and what happens.
 //!
-//! Every stream begins at the beginning of its leader's term, so that there is always a place to go on from: what was
-//! told before the command began is counted, and skipped if nobody asked for it. After a change of leaders everything the
-//! new one tells is news.
-
-#[path = "../../../client/src/events.rs"]
-mod stream;
+//! Events come from `nstance_client::events`; here they are filtered and shown.
 
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use nstance_client::{
+    Answers, ShardError, Shards,
+    events::{EventUpdate, EventUpdateKind, StartAt, follow, past},
+};
 use nstance_core::time::Timestamp;
 use nstance_proto::v1::{Event, Severity, WatchEventsRequest};
 use nstance_rt::shutdown::StopSignals;
 use serde_json::json;
 use tokio::sync::mpsc;
 
-use self::stream::{Told, follow, past};
 use crate::{
     args::{Context, ShardArgs, duration},
     exit::Exit,
     failure::Failure,
     output::{Format, Shown, Table},
-    shards::{Answers, ShardError, Shards},
-    told, view, words,
+    report, view, words,
 };
 
 #[derive(Debug, Args)]
@@ -82,7 +79,7 @@ pub async fn run(context: &Context, args: EventsArgs) -> Result<Exit, Failure> {
         events.retain(|it| is_since(it, since));
     }
     show(context, &answers);
-    Ok(told::ended(context, &answers))
+    Ok(report::outcome(context, &answers))
 }
 
 fn is_since(event: &Event, since: Option<Timestamp>) -> bool {
@@ -105,7 +102,7 @@ fn show(context: &Context, answers: &Answers<Vec<Event>>) {
     context.output.show(&Shown {
         document: json!({
             "events": all.iter().map(|(shard, it)| view::event(shard, it)).collect::<Vec<_>>(),
-            "errors": told::documents(&answers.errors),
+            "errors": report::error_documents(&answers.errors),
         }),
         table,
         names: all.iter().map(|(_, it)| it.reason.clone()).collect(),
@@ -119,34 +116,40 @@ async fn follow_all(
     request: &WatchEventsRequest,
     since: Option<Timestamp>,
 ) -> Result<Exit, Failure> {
-    let (sender, told) = mpsc::channel(QUEUE);
-    let streams = shards.targets().iter().map(|it| follow(shards, it, request, since.is_some(), sender.clone()));
+    let (sender, updates) = mpsc::channel(QUEUE);
+    let start = if since.is_some() { StartAt::Oldest } else { StartAt::Now };
+    let streams = shards.connections().iter().map(|it| follow(it, request, start, sender.clone()));
     let following = futures::future::join_all(streams.collect::<Vec<_>>());
-    // What the streams hold is all there is: once they have ended, nothing more is told.
+    // Only the streams hold senders: once they have ended, so does the channel.
     drop(sender);
     let mut stop = StopSignals::listen().map_err(|error| Failure::failed("listen for signals").because(error))?;
-    let telling = tell(told, |one| match one {
-        Told::Event { shard, event } if is_since(&event, since) => item(context, &shard, &event),
-        Told::Event { .. } => {}
-        Told::Note { shard, text } => context.output.note(&format!("note: {shard}: {text}")),
-        Told::Refused(error) => told::refusals(context, std::slice::from_ref(&error)),
+    let note = |shard: &str, text: &str| context.output.note(&format!("note: {shard}: {text}"));
+    let showing = show_updates(updates, |EventUpdate { shard, kind }| match kind {
+        EventUpdateKind::Event(event) if is_since(&event, since) => item(context, &shard, &event),
+        EventUpdateKind::Event(_) => {}
+        EventUpdateKind::Refused(error) => report::print_errors(context, std::slice::from_ref(&error)),
+        EventUpdateKind::Disconnected(error) => {
+            note(&shard, &format!("{}; going on as soon as there is a leader", error.message));
+        }
+        EventUpdateKind::Reconnected => note(&shard, "following again"),
+        EventUpdateKind::NewLeader { epoch } => note(&shard, &format!("another leader since epoch {epoch}")),
     });
     tokio::select! {
         biased;
         _ = stop.next() => Ok(Exit::Interrupted),
-        (refused, _) = futures::future::join(telling, following) => Ok(Exit::of_shards(0, &refused)),
+        (refused, _) = futures::future::join(showing, following) => Ok(Exit::of_shards(0, &refused)),
     }
 }
 
-/// Tells everything until every stream has ended, and answers which shards refused. One that does is of no concern to
-/// the others.
-async fn tell(mut told: mpsc::Receiver<Told>, mut say: impl FnMut(Told)) -> Vec<ShardError> {
+/// Shows all updates until every stream has ended, and answers which shards refused. A refusal does not end the streams of
+/// other shards.
+async fn show_updates(mut updates: mpsc::Receiver<EventUpdate>, mut show: impl FnMut(EventUpdate)) -> Vec<ShardError> {
     let mut refused = Vec::new();
-    while let Some(one) = told.recv().await {
-        if let Told::Refused(error) = &one {
+    while let Some(update) = updates.recv().await {
+        if let EventUpdateKind::Refused(error) = &update.kind {
             refused.push(error.clone());
         }
-        say(one);
+        show(update);
     }
     refused
 }
@@ -178,18 +181,21 @@ mod tests {
     #[tokio::test]
     async fn a_shard_that_refuses_does_not_end_the_others() {
         let (sender, receiver) = mpsc::channel(QUEUE);
-        let refused = |shard: &str| Told::Refused(ShardError::new(shard, Code::PermissionDenied, "not you"));
+        let update = |shard: &str, kind| EventUpdate { shard: shard.to_owned(), kind };
+        let refused = |shard: &str| {
+            update(shard, EventUpdateKind::Refused(ShardError::new(shard, Code::PermissionDenied, "not you")))
+        };
         sender.send(refused("dev-1")).await.unwrap();
         let event = Box::new(Event { reason: "GroupChanged".into(), ..Event::default() });
-        sender.send(Told::Event { shard: "dev-2".into(), event }).await.unwrap();
+        sender.send(update("dev-2", EventUpdateKind::Event(event))).await.unwrap();
         sender.send(refused("dev-2")).await.unwrap();
         drop(sender);
         let mut said = Vec::new();
-        let refusals = tell(receiver, |one| {
-            said.push(match one {
-                Told::Event { shard, event } => format!("{shard}: {}", event.reason),
-                Told::Note { shard, text } => format!("{shard}: {text}"),
-                Told::Refused(error) => error.to_string(),
+        let refusals = show_updates(receiver, |EventUpdate { shard, kind }| {
+            said.push(match kind {
+                EventUpdateKind::Event(event) => format!("{shard}: {}", event.reason),
+                EventUpdateKind::Refused(error) => error.to_string(),
+                other => format!("{shard}: {other:?}"),
             });
         });
         let refusals = refusals.await;

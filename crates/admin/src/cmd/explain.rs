@@ -1,6 +1,7 @@
 //! `explain`: what a shard knows of a group or an instance, what it decides, and what it waits for.
 
 use clap::{Args, Subcommand};
+use nstance_client::ShardError;
 use nstance_core::time::Timestamp;
 use nstance_proto::v1::{ExplainRequest, ExplainResponse, explain_request::Target};
 use serde_json::json;
@@ -11,8 +12,7 @@ use crate::{
     exit::Exit,
     failure::Failure,
     output::{Format, Table, print},
-    shards::ShardError,
-    told, view, words,
+    report, view, words,
 };
 
 #[derive(Debug, Args)]
@@ -67,12 +67,15 @@ pub async fn run(context: &Context, args: ExplainArgs) -> Result<Exit, Failure> 
         answers.errors.retain(|it| it.code != Code::NotFound);
     } else if answers.errors.iter().all(|it| it.code == Code::NotFound) {
         let asked = answers.errors.iter().map(|it| it.shard.as_str()).collect::<Vec<_>>().join(", ");
-        return Ok(told::lost(context, &[ShardError::new(&asked, Code::NotFound, format!("there is no {what}"))]));
+        return Ok(report::all_failed(
+            context,
+            &[ShardError::new(&asked, Code::NotFound, format!("there is no {what}"))],
+        ));
     }
     match context.output.format {
         Format::Json | Format::Yaml => context.output.document(&json!({
             "explanations": answers.ok.iter().map(|(shard, it)| view::explained(shard, it)).collect::<Vec<_>>(),
-            "errors": told::documents(&answers.errors),
+            "errors": report::error_documents(&answers.errors),
         })),
         Format::Name => print(&answers.ok.iter().map(|(shard, _)| format!("{shard}\n")).collect::<String>()),
         Format::Table | Format::Wide => {
@@ -80,7 +83,7 @@ pub async fn run(context: &Context, args: ExplainArgs) -> Result<Exit, Failure> 
             print(&pages.join("\n"));
         }
     }
-    Ok(told::ended(context, &answers))
+    Ok(report::outcome(context, &answers))
 }
 
 fn page(shard: &str, it: &ExplainResponse, now: Timestamp) -> String {

@@ -7,14 +7,10 @@ mod show;
 mod why;
 
 use clap::{Args, Subcommand};
+use nstance_client::{ShardError, Shards};
 use nstance_proto::v1::{GetInstanceStatusRequest, InstanceStatusResponse};
 
-use crate::{
-    args::Context,
-    exit::Exit,
-    failure::Failure,
-    shards::{ShardError, Shards},
-};
+use crate::{args::Context, exit::Exit, failure::Failure};
 
 #[derive(Debug, Args)]
 pub struct InstanceArgs {
@@ -64,9 +60,9 @@ async fn find(shards: &Shards, id: &str) -> Result<(Shards, InstanceStatusRespon
         Ok(client.service.get_instance_status(request.clone()).await?.into_inner())
     });
     let (shard, instance) = found.await?;
-    let there = shards.only(&[shard]).map_err(|message| {
+    let there = shards.only(&[shard]).map_err(|error| {
         // It answered a moment ago, so it is configured.
-        vec![ShardError::new("", tonic::Code::Internal, message)]
+        vec![ShardError::new("", tonic::Code::Internal, error.to_string())]
     })?;
     Ok((there, instance))
 }

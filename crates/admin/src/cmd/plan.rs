@@ -3,6 +3,7 @@
 use std::{collections::BTreeMap, path::PathBuf};
 
 use clap::Args;
+use nstance_client::{Answers, ShardError, Shards};
 use nstance_proto::v1::{PlanRequest, PlanResponse};
 use serde_json::json;
 use tonic::Code;
@@ -13,8 +14,7 @@ use crate::{
     exit::Exit,
     failure::Failure,
     output::{Shown, Table},
-    shards::{Answers, ShardError, Shards},
-    told, view,
+    report, view,
 };
 
 #[derive(Debug, Args)]
@@ -50,7 +50,7 @@ pub async fn run(context: &Context, args: PlanArgs) -> Result<Exit, Failure> {
     let answers = ask(&shards, |_| request.clone()).await;
     match of_those_that_have_it(answers, &request.group) {
         Ok(answers) => Ok(tell(context, answers)),
-        Err(absent) => Ok(told::lost(context, &[absent])),
+        Err(absent) => Ok(report::all_failed(context, &[absent])),
     }
 }
 
@@ -72,8 +72,7 @@ pub async fn show(
     group: &str,
     sizes: impl Fn(&str) -> Option<BTreeMap<String, i32>>,
 ) -> Exit {
-    let names: Vec<String> = shards.targets().iter().map(|it| it.shard.clone()).collect();
-    let asked: Vec<String> = names.into_iter().filter(|it| sizes(it).is_some()).collect();
+    let asked: Vec<String> = shards.names().filter(|it| sizes(it).is_some()).map(str::to_owned).collect();
     let Ok(shards) = shards.only(&asked) else { return Exit::Failed };
     let request = |shard: &str| PlanRequest {
         group: group.to_owned(),
@@ -119,7 +118,7 @@ fn finish(context: &Context, answers: &Answers<PlanResponse>, shown: Shown, chan
         }
     }
     let changes = changes || answers.ok.iter().any(|(_, plan)| !plan.actions.is_empty());
-    match told::ended(context, answers) {
+    match report::outcome(context, answers) {
         Exit::Done if changes => Exit::Changes,
         exit => exit,
     }
@@ -148,7 +147,7 @@ fn shown(answers: &Answers<PlanResponse>, nothing: &str) -> Shown {
     Shown {
         document: json!({
             "plans": answers.ok.iter().map(|(shard, plan)| view::plan(shard, plan)).collect::<Vec<_>>(),
-            "errors": told::documents(&answers.errors),
+            "errors": report::error_documents(&answers.errors),
         }),
         table,
         names: answers.ok.iter().flat_map(|(_, plan)| &plan.actions).map(|it| it.kind.clone()).collect(),

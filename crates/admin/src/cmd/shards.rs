@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use clap::Args;
+use nstance_client::{Answers, ShardClient};
 use nstance_proto::v1::{ConfigStatusResponse, ListInstancesRequest};
 use serde_json::{Value, json};
 use tonic::Status;
@@ -12,7 +13,6 @@ use crate::{
     exit::Exit,
     failure::Failure,
     output::{Shown, Table},
-    shards::{Answers, Client},
     view,
 };
 
@@ -38,14 +38,14 @@ pub async fn run(context: &Context, args: ShardsArgs) -> Result<Exit, Failure> {
 }
 
 /// Which config a shard has, with the time in milliseconds that its leader took for the answer.
-pub async fn timed(client: &mut Client) -> Result<(ConfigStatusResponse, f64), Status> {
+pub async fn timed(client: &mut ShardClient) -> Result<(ConfigStatusResponse, f64), Status> {
     #[expect(clippy::disallowed_methods, reason = "a time that is shown, and nothing is decided by it")]
     let asked = Instant::now();
-    let config = client.config().await?;
+    let config = client.config_status().await?;
     Ok((config, asked.elapsed().as_secs_f64() * 1000.0))
 }
 
-async fn look(mut client: Client) -> Result<Seen, Status> {
+async fn look(mut client: ShardClient) -> Result<Seen, Status> {
     let (config, latency_ms) = timed(&mut client).await?;
     let n_groups = client.groups().await?.len();
     let n_instances = client.instances(ListInstancesRequest::default()).await?.len();

@@ -1,6 +1,6 @@
 //! `top`: shards, groups, instances and events on one screen, as they change.
 //!
-//! What is known comes from the same streams as over HTTP (`live`), what it looks like from `draw`, which is pure; here is
+//! What is known comes from the same streams as over HTTP (`nstance_client::live`), what it looks like from `draw`, which is pure; here is
 //! only the waiting and the terminal.
 
 mod draw;
@@ -13,6 +13,7 @@ use std::{
 };
 
 use clap::Args;
+use nstance_client::live::LiveState;
 use nstance_rt::{clock::SystemClock, shutdown::StopSignals, tasks::Tasks};
 use tokio::time::sleep;
 
@@ -21,10 +22,9 @@ use self::{
     screen::{Keys, Screen},
 };
 use crate::{
-    args::{Context, ShardArgs, keep_identity},
+    args::{Context, ShardArgs, keep_identity_renewed},
     exit::Exit,
     failure::Failure,
-    live::Live,
     words,
 };
 
@@ -53,14 +53,17 @@ pub async fn run(context: &Context, args: TopArgs) -> Result<Exit, Failure> {
     let shards = args.shards.shards(context).await?;
     let mut stop = StopSignals::listen().map_err(|error| Failure::failed("listen for signals").because(error))?;
     let tasks = Tasks::new();
-    let live = Live::start(&tasks, &shards, Arc::new(SystemClock));
-    tasks.spawn_droppable("operator identity", keep_identity(context.clone(), shards));
+    let live = LiveState::start(&tasks, &shards, Arc::new(SystemClock));
+    tasks.spawn_droppable(
+        "operator identity",
+        keep_identity_renewed(context.clone(), args.shards.identity_files(context), shards),
+    );
     let broken = |error| Failure::failed("draw on the terminal").because(error);
     let (screen, mut keys) = (Screen::open().map_err(broken)?, Keys::open());
-    let mut changes = live.changes();
+    let mut changes = live.subscribe();
     let exit = loop {
         changes.borrow_and_update();
-        screen.show(&draw(&live.seen(), screen::size(), words::now())).map_err(broken)?;
+        screen.show(&draw(&live.views(), screen::size(), words::now())).map_err(broken)?;
         let due = async {
             sleep(FRAME).await;
             tokio::select! {

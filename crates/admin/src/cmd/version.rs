@@ -1,6 +1,7 @@
 //! `version`: ours, and with `--servers` theirs.
 
 use clap::Args;
+use nstance_client::Answers;
 use serde_json::json;
 
 use crate::{
@@ -8,7 +9,6 @@ use crate::{
     exit::Exit,
     failure::Failure,
     output::{Shown, Table},
-    shards::Answers,
     view,
 };
 
@@ -27,7 +27,7 @@ pub(super) async fn run(context: &Context, args: VersionArgs) -> Result<Exit, Fa
     let (mut servers, mut errors) = (Vec::new(), Vec::new());
     if args.shards.servers.is_some() {
         let answers = match args.shards.shards(context).await {
-            Ok(shards) => shards.each(|mut client| async move { client.config().await }).await,
+            Ok(shards) => shards.each(|mut client| async move { client.config_status().await }).await,
             Err(failure) if failure.exit == Exit::Usage => return Err(failure),
             // Whoever has no identity yet may want to know what to ask for help with.
             Err(failure) => {

@@ -9,12 +9,12 @@ use std::{
 };
 
 use http::{HeaderMap, StatusCode, header};
+use nstance_client::Identity;
 use nstance_core::{ports::clock::Entropy, time::Mono};
 use nstance_identity::peer::{Peer, PeerName};
 use ring::hmac;
 
 use super::{reply::Trouble, route::Access};
-use crate::shards::Identity;
 
 /// Who calls, as the audit log names them.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -64,7 +64,7 @@ impl Certificate {
                     Some(format!("the certificate of {} is no operator's", peer.common_name()))
                 }
             },
-            Err(_) if ours.bundle().signed(leaf) => {
+            Err(_) if ours.ca_bundle().signed(leaf) => {
                 Some("the certificate is one that the cluster made for a service, and no operator's".to_owned())
             }
             Err(_) => None,

@@ -7,6 +7,7 @@ use axum::{body::Body, extract::Query};
 use futures::FutureExt as _;
 use http::{HeaderMap, HeaderName, HeaderValue, Method, Request, Response, StatusCode, header};
 use http_body_util::{BodyExt as _, LengthLimitError, Limited};
+use nstance_client::Shards;
 use nstance_rt::entropy::hex;
 use serde_json::Value;
 use tokio::sync::oneshot;
@@ -20,7 +21,6 @@ use super::{
     route::{Access, Call, Param, Place, Route},
     schema::misfits,
 };
-use crate::shards::Shards;
 
 const REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -177,7 +177,7 @@ async fn call(
 async fn change(app: &Arc<App>, at: usize, call: Call, shards: &Shards, audit: Audit) -> Result<Reply, Trouble> {
     let (answer, answered) = oneshot::channel();
     // Counted when it is over, and before anybody is told so.
-    let writing = app.live.writing(shards);
+    let writing = app.live.begin_write(shards);
     let own = app.clone();
     app.tasks.spawn("change", async move {
         let done = handled(&own, at, call, &audit.request_id).await;

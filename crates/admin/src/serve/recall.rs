@@ -5,15 +5,13 @@
 
 use std::sync::Arc;
 
+use nstance_client::{Answers, ShardClient, ShardError, Shards};
 use nstance_core::time::Timestamp;
 use nstance_proto::v1::{ConfigStatusResponse, GroupStatus, ListInstancesRequest};
 use tonic::{Code, Status};
 
 use super::App;
-use crate::{
-    cmd::shards::{self, Seen},
-    shards::{Answers, Client, ShardError, Shards},
-};
+use crate::cmd::shards::{self, Seen};
 
 /// What a shard has, and how old that is at most.
 pub(super) struct Dated<T> {
@@ -21,14 +19,11 @@ pub(super) struct Dated<T> {
     pub it: T,
 }
 
-impl<T> Answers<Dated<T>> {
-    /// Puts what each shard has into another form.
-    pub(super) fn shown<U>(&self, form: impl Fn(&str, &T) -> U) -> Answers<Dated<U>> {
-        let shown = |(shard, dated): &(String, Dated<T>)| {
-            (shard.clone(), Dated { as_of: dated.as_of, it: form(shard, &dated.it) })
-        };
-        Answers { ok: self.ok.iter().map(shown).collect(), errors: self.errors.clone() }
-    }
+/// Puts what each shard has into another form.
+pub(super) fn shown<T, U>(answers: &Answers<Dated<T>>, form: impl Fn(&str, &T) -> U) -> Answers<Dated<U>> {
+    let shown =
+        |(shard, dated): &(String, Dated<T>)| (shard.clone(), Dated { as_of: dated.as_of, it: form(shard, &dated.it) });
+    Answers { ok: answers.ok.iter().map(shown).collect(), errors: answers.errors.clone() }
 }
 
 /// Answers that were all asked for at this moment.
@@ -40,10 +35,9 @@ pub(super) fn asked_at<T>(as_of: Timestamp, answers: Answers<T>) -> Answers<Date
 /// All groups of these shards.
 pub(super) async fn groups(app: &App, shards: &Shards) -> Answers<Dated<Vec<Arc<GroupStatus>>>> {
     let mut known: Vec<_> = shards
-        .targets()
-        .iter()
-        .filter_map(|it| {
-            app.live.groups(&it.shard).map(|(as_of, groups)| (it.shard.clone(), Dated { as_of, it: groups }))
+        .names()
+        .filter_map(|shard| {
+            app.live.groups(shard).map(|(as_of, groups)| (shard.to_owned(), Dated { as_of, it: groups }))
         })
         .collect();
     let others = shards.without(|shard| known.iter().any(|(it, _)| it == shard));
@@ -51,7 +45,7 @@ pub(super) async fn groups(app: &App, shards: &Shards) -> Answers<Dated<Vec<Arc<
     let asked = others.each(|mut client| async move { ask_groups(app, &mut client).await }).await;
     let Answers { ok, errors } = asked_at(now, asked);
     known.extend(ok);
-    known.sort_by_key(|(shard, _)| shards.targets().iter().position(|it| it.shard == *shard));
+    known.sort_by_key(|(shard, _)| shards.position(shard));
     Answers { ok: known, errors }
 }
 
@@ -75,7 +69,7 @@ pub(super) async fn looks(app: &App, shards: &Shards) -> Answers<Dated<Seen>> {
     shards.each(|client| look(app, client)).await
 }
 
-async fn look(app: &App, mut client: Client) -> Result<Dated<Seen>, Status> {
+async fn look(app: &App, mut client: ShardClient) -> Result<Dated<Seen>, Status> {
     let (shard, now) = (client.shard.clone(), app.clock.now());
     let (config, latency_ms): (ConfigStatusResponse, f64) = shards::timed(&mut client).await?;
     let (groups_at, n_groups) = match app.live.groups(&shard) {
@@ -90,16 +84,16 @@ async fn look(app: &App, mut client: Client) -> Result<Dated<Seen>, Status> {
     Ok(Dated { as_of, it: Seen { config, n_groups, n_instances, latency_ms } })
 }
 
-async fn ask_groups(app: &App, client: &mut Client) -> Result<Vec<Arc<GroupStatus>>, Status> {
-    let asked = app.live.asking(&client.shard);
+async fn ask_groups(app: &App, client: &mut ShardClient) -> Result<Vec<Arc<GroupStatus>>, Status> {
+    let request = app.live.begin_list(&client.shard);
     let answer = client.service.list_groups(()).await?.into_inner();
-    app.live.listed(asked, &answer.groups, &answer.resume_token);
+    app.live.merge_groups(request, &answer.groups, &answer.resume_token);
     Ok(answer.groups.into_iter().map(Arc::new).collect())
 }
 
-async fn ask_n_instances(app: &App, client: &mut Client) -> Result<usize, Status> {
-    let asked = app.live.asking(&client.shard);
+async fn ask_n_instances(app: &App, client: &mut ShardClient) -> Result<usize, Status> {
+    let request = app.live.begin_list(&client.shard);
     let (instances, token) = client.instances_and_token(ListInstancesRequest::default()).await?;
-    app.live.listed_instances(asked, &token);
+    app.live.note_instances_token(request, &token);
     Ok(instances.len())
 }

@@ -4,14 +4,12 @@ use std::time::Duration;
 
 use axum::body::Body;
 use http::{HeaderMap, HeaderValue, Method, Response, StatusCode, header};
+use nstance_client::{Answers, ShardError};
 use serde_json::{Map, Value, json};
 use tonic::Code;
 
 use super::recall::Dated;
-use crate::{
-    shards::{Answers, ShardError},
-    view,
-};
+use crate::view;
 
 pub(super) enum Content {
     None,

@@ -11,6 +11,7 @@ use expect_test::expect;
 use futures::FutureExt as _;
 use http::{Method, Request, header};
 use http_body_util::BodyExt as _;
+use nstance_client::{Identity, Targets};
 use nstance_identity::{
     ca::{Ca, CaProfile, make_ca_certificate},
     keys::KeyPair,
@@ -24,7 +25,7 @@ use super::{
     schema::misfits,
     *,
 };
-use crate::shards::{Identity, Targets};
+use crate::identity_files::IdentityFiles;
 
 const FULL: &str = "full-token-of-these-tests";
 const VIEWER: &str = "viewer-token-of-these-tests";
@@ -62,7 +63,7 @@ pub(crate) fn identity(dir: &std::path::Path) -> Identity {
     std::fs::write(dir.join("tls.key"), key.to_pkcs8_pem().as_bytes()).unwrap();
     std::fs::write(dir.join("tls.crt"), issued.chain_pem).unwrap();
     others(dir, &ca);
-    Identity::load(dir).unwrap()
+    IdentityFiles::new(dir.to_owned()).load().unwrap()
 }
 
 /// Certificates of the cluster's CA that are not for us: an agent's, another tenant's, a service's. And a service's of
@@ -96,13 +97,13 @@ fn others(dir: &std::path::Path, ca: &Ca) {
 
 impl Fixture {
     fn new() -> Self {
-        Self::with(false, Live::start)
+        Self::with(false, LiveState::start)
     }
 
     /// Nobody looks for the shards: what is known of them is for the test to say, and how time goes.
     fn quiet() -> Self {
         let clock = TokioClock::starting_at(SystemClock.now());
-        Self::with(false, |_, shards, _| Live::new(shards, Arc::new(clock)))
+        Self::with(false, |_, shards, _| LiveState::new(shards, Arc::new(clock)))
     }
 
     /// Both shards take connections and never say a word.
@@ -111,14 +112,14 @@ impl Fixture {
         let holes = [(); 2].map(|()| std::net::TcpListener::bind("127.0.0.1:0").unwrap());
         let [one, two] = [0, 1].map(|at: usize| holes[at].local_addr().unwrap());
         let targets: Targets = format!("dev-1={one},dev-2={two}").parse().unwrap();
-        let identity = Identity::load(fixture.dir.path()).unwrap();
+        let identity = IdentityFiles::new(fixture.dir.path().to_owned()).load().unwrap();
         let app = Arc::get_mut(&mut fixture.app).unwrap();
         app.shards = Shards::new(targets, identity, timeout);
         app.behind_proxy = true;
         (fixture, holes)
     }
 
-    fn with(read_only: bool, live: impl FnOnce(&Tasks, &Shards, Arc<dyn Clock>) -> Arc<Live>) -> Self {
+    fn with(read_only: bool, live: impl FnOnce(&Tasks, &Shards, Arc<dyn Clock>) -> Arc<LiveState>) -> Self {
         let _ = rustls::crypto::ring::default_provider().install_default();
         let dir = tempfile::tempdir().unwrap();
         // Taken and closed again: nobody answers there.
@@ -239,7 +240,7 @@ async fn every_route_lets_in_whom_it_should() {
 
 #[tokio::test]
 async fn a_read_only_server_changes_nothing() {
-    let fixture = Fixture::with(true, Live::start);
+    let fixture = Fixture::with(true, LiveState::start);
     for route in &fixture.app.routes {
         let asked = request(route).header(header::AUTHORIZATION, bearer(FULL)).body(body(route)).unwrap();
         let answered = fixture.ask(asked).await;

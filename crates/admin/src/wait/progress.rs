@@ -1,9 +1,9 @@
-//! How progress is shown: lines that draw themselves anew on a terminal, one line per change elsewhere.
+//! Writes progress to stderr: lines that are redrawn on a terminal, one line per change elsewhere.
 
 use std::io::{self, Write};
 
 pub(super) struct Progress {
-    /// Lines of the last picture; `None` if nothing may be drawn over.
+    /// How many lines were drawn last; `None` if nothing may be drawn over.
     drawn: Option<usize>,
 }
 
@@ -12,27 +12,22 @@ impl Progress {
         Self { drawn: redraws.then_some(0) }
     }
 
-    /// Lines of what changed, above the picture on a terminal and alone elsewhere.
-    pub(super) fn show(&mut self, changes: &Changes, picture: impl FnOnce() -> Vec<String>) {
+    /// Writes what changed: on a terminal problems above the redrawn lines, elsewhere only the changes.
+    pub(super) fn show(&mut self, changes: &Changes, lines: impl FnOnce() -> Vec<String>) {
         let mut out = io::stderr().lock();
-        let _ = self.write(&mut out, changes, picture);
+        let _ = self.write(&mut out, changes, lines);
     }
 
-    /// Only the picture, because time went on.
-    pub(super) fn redraw(&mut self, picture: impl FnOnce() -> Vec<String>) {
+    /// Redraws the lines, because the elapsed times have changed.
+    pub(super) fn redraw(&mut self, lines: impl FnOnce() -> Vec<String>) {
         if self.drawn.is_some_and(|drawn| 0 < drawn) {
-            self.show(&Changes::default(), picture);
+            self.show(&Changes::default(), lines);
         }
     }
 
-    fn write(
-        &mut self,
-        out: &mut dyn Write,
-        changes: &Changes,
-        picture: impl FnOnce() -> Vec<String>,
-    ) -> io::Result<()> {
+    fn write(&mut self, out: &mut dyn Write, changes: &Changes, lines: impl FnOnce() -> Vec<String>) -> io::Result<()> {
         let Some(drawn) = self.drawn else {
-            for line in changes.troubles.iter().chain(&changes.states) {
+            for line in changes.problems.iter().chain(&changes.states) {
                 writeln!(out, "{line}")?;
             }
             return out.flush();
@@ -40,13 +35,13 @@ impl Progress {
         if 0 < drawn {
             write!(out, "\r\x1b[{drawn}A\x1b[J")?;
         }
-        for line in &changes.troubles {
+        for line in &changes.problems {
             writeln!(out, "{line}")?;
         }
-        let lines = picture();
+        let lines = lines();
         let width = width();
         for line in &lines {
-            // A wrapped line would take two rows and spoil the next picture.
+            // A wrapped line would take two rows, and the next redraw would not cover it.
             writeln!(out, "{}", line.chars().take(width.saturating_sub(1)).collect::<String>())?;
         }
         self.drawn = Some(lines.len());
@@ -61,32 +56,32 @@ fn width() -> usize {
     }
 }
 
-/// What one piece of news changed.
+/// The lines that one update added.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Changes {
-    /// How far it is, where nothing can be redrawn.
+    /// The progress, for outputs that cannot be redrawn.
     pub(super) states: Vec<String>,
-    /// Holds and errors: said once, and staying on the screen.
-    pub(super) troubles: Vec<String>,
+    /// Holds and errors: written once, and kept on the screen.
+    pub(super) problems: Vec<String>,
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
-    fn changes(states: &[&str], troubles: &[&str]) -> Changes {
+    fn changes(states: &[&str], problems: &[&str]) -> Changes {
         let owned = |lines: &[&str]| lines.iter().map(|it| (*it).to_owned()).collect();
-        Changes { states: owned(states), troubles: owned(troubles) }
+        Changes { states: owned(states), problems: owned(problems) }
     }
 
-    fn written(progress: &mut Progress, changes: &Changes, picture: &[&str]) -> String {
+    fn written(progress: &mut Progress, changes: &Changes, lines: &[&str]) -> String {
         let mut out = Vec::new();
-        progress.write(&mut out, changes, || picture.iter().map(|it| (*it).to_owned()).collect()).unwrap();
+        progress.write(&mut out, changes, || lines.iter().map(|it| (*it).to_owned()).collect()).unwrap();
         String::from_utf8(out).unwrap()
     }
 
     #[test]
-    fn terminal_draws_over_itself_and_keeps_troubles_above() {
+    fn terminal_is_redrawn_and_keeps_problems_above() {
         let mut terminal = Progress::new(true);
         assert_eq!(written(&mut terminal, &changes(&["a 1/2"], &[]), &["a 1/2", "b 0/2"]), "a 1/2\nb 0/2\n");
         let again = written(&mut terminal, &changes(&["a 2/2"], &["hold  a"]), &["a 2/2", "b 0/2"]);

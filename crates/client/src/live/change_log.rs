@@ -1,7 +1,8 @@
-//! The last changes of all shards, numbered in one row, so that a reader who was away for a moment goes on where it was.
+//! The latest changes of all shards, numbered in one sequence, so that a reader that was away for a moment continues where
+//! it stopped.
 //!
-//! It is bounded by number and by size. Who is further behind than it reaches begins anew; nobody is ever told less than
-//! all without being told so.
+//! The log is bounded by number and by size. A reader that is further behind than the log reaches is told so and starts
+//! again from the full state.
 
 use std::{collections::VecDeque, sync::Arc};
 
@@ -9,73 +10,74 @@ use nstance_core::time::Timestamp;
 use nstance_proto::v1::{ConfigStatusResponse, Event, GroupStatus, InstanceStatusResponse};
 use prost::Message as _;
 
-use super::board::Seen;
-use crate::shards::ShardError;
+use super::shard_states::ShardView;
+use crate::ShardError;
 
 /// A few minutes of a busy cluster.
 const MAX_ENTRIES: usize = 4096;
 /// Instances carry the last lines of their boot logs, so that a few may be large.
-const MAX_WEIGHT: usize = 16 * 1024 * 1024;
+const MAX_BYTES: usize = 16 * 1024 * 1024;
 
-/// What changed at a shard.
+/// One change of one shard.
 #[derive(Debug, Clone)]
-pub(crate) enum Delta {
-    /// It is in touch (again), and this is all of it: what is not named here is gone.
-    Snapshot(Box<Seen>),
+pub enum Change {
+    /// The shard was connected (again). This is its full state: what is not in it does not exist.
+    Connected(Box<ShardView>),
     Status(Arc<ConfigStatusResponse>),
     Group(Arc<GroupStatus>),
-    GroupGone(String),
-    /// One that is deleted is told once, as deleted.
+    GroupDeleted(String),
+    /// A deleted instance is reported once, with status `deleted`.
     Instance(Arc<InstanceStatusResponse>),
     Event(Arc<Event>),
-    /// It is not in touch any more; what was known of it is as old as it is.
-    Lost(ShardError),
+    /// The shard cannot be reached. What is known of it stays, and grows old.
+    Disconnected(ShardError),
 }
 
-impl Delta {
-    fn weight(&self) -> usize {
+impl Change {
+    fn n_bytes(&self) -> usize {
         match self {
-            Self::Snapshot(seen) => seen.weight(),
+            Self::Connected(view) => view.n_bytes(),
             Self::Status(it) => it.encoded_len(),
             Self::Group(it) => it.encoded_len(),
-            Self::GroupGone(key) => key.len(),
+            Self::GroupDeleted(key) => key.len(),
             Self::Instance(it) => it.encoded_len(),
             Self::Event(it) => it.encoded_len(),
-            Self::Lost(error) => error.message.len(),
+            Self::Disconnected(error) => error.message.len(),
         }
     }
 }
 
 #[derive(Debug)]
-pub(crate) struct Entry {
-    pub(crate) number: u64,
-    pub(crate) shard: Arc<str>,
-    /// When it was heard, or for a lost shard, when it was heard last; nothing if never.
-    pub(crate) as_of: Option<Timestamp>,
-    pub(crate) delta: Delta,
-    weight: usize,
+pub struct LogEntry {
+    pub number: u64,
+    pub shard: Arc<str>,
+    /// When the change was received. For a disconnected shard, when the last message was received; `None` if never.
+    pub as_of: Option<Timestamp>,
+    pub change: Change,
+    n_bytes: usize,
 }
 
-/// Something that came after a reader's place is forgotten already.
-#[derive(Debug, PartialEq, Eq)]
-pub(crate) struct Behind;
+/// The reader has missed changes that are not in the log any more.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("changes after this number are not kept any more")]
+pub struct TooFarBehind;
 
 #[derive(Debug, Default)]
-pub(crate) struct Journal {
-    entries: VecDeque<Arc<Entry>>,
-    weight: usize,
+pub(super) struct ChangeLog {
+    entries: VecDeque<Arc<LogEntry>>,
+    n_bytes: usize,
     last: u64,
 }
 
-impl Journal {
-    pub(super) fn push(&mut self, shard: &Arc<str>, as_of: Option<Timestamp>, delta: Delta) {
-        let weight = delta.weight();
+impl ChangeLog {
+    pub(super) fn push(&mut self, shard: &Arc<str>, as_of: Option<Timestamp>, change: Change) {
+        let n_bytes = change.n_bytes();
         self.last += 1;
-        self.weight += weight;
-        self.entries.push_back(Arc::new(Entry { number: self.last, shard: shard.clone(), as_of, delta, weight }));
-        // The newest stays, however heavy: who reads fast must not be behind for what nobody could have read.
-        while 1 < self.entries.len() && (MAX_ENTRIES < self.entries.len() || MAX_WEIGHT < self.weight) {
-            self.weight -= self.entries.pop_front().map_or(0, |it| it.weight);
+        self.n_bytes += n_bytes;
+        self.entries.push_back(Arc::new(LogEntry { number: self.last, shard: shard.clone(), as_of, change, n_bytes }));
+        // The newest stays, however large: else even the fastest reader would be too far behind.
+        while 1 < self.entries.len() && (MAX_ENTRIES < self.entries.len() || MAX_BYTES < self.n_bytes) {
+            self.n_bytes -= self.entries.pop_front().map_or(0, |it| it.n_bytes);
         }
     }
 
@@ -85,10 +87,10 @@ impl Journal {
     }
 
     /// At most `max` of the entries after this number.
-    pub(super) fn after(&self, number: u64, max: usize) -> Result<Vec<Arc<Entry>>, Behind> {
+    pub(super) fn after(&self, number: u64, max: usize) -> Result<Vec<Arc<LogEntry>>, TooFarBehind> {
         let first = self.entries.front().map_or(self.last + 1, |it| it.number);
-        // A number that was never given is one of another life. It comes from the reader and may be any.
-        let next = number.checked_add(1).filter(|next| first <= *next && number <= self.last).ok_or(Behind)?;
+        // The number comes from the reader and may be any; one that was never given belongs to another process.
+        let next = number.checked_add(1).filter(|next| first <= *next && number <= self.last).ok_or(TooFarBehind)?;
         let skipped = usize::try_from(next - first).unwrap_or(usize::MAX);
         Ok(self.entries.iter().skip(skipped).take(max).cloned().collect())
     }
@@ -98,39 +100,39 @@ impl Journal {
 mod tests {
     use super::*;
 
-    fn gone(journal: &mut Journal, key: &str) {
-        journal.push(&Arc::from("dev-1"), None, Delta::GroupGone(key.to_owned()));
+    fn push_deleted(log: &mut ChangeLog, key: &str) {
+        log.push(&Arc::from("dev-1"), None, Change::GroupDeleted(key.to_owned()));
     }
 
-    fn numbers(journal: &Journal, after: u64, max: usize) -> Result<Vec<u64>, Behind> {
-        journal.after(after, max).map(|entries| entries.iter().map(|it| it.number).collect())
+    fn numbers(log: &ChangeLog, after: u64, max: usize) -> Result<Vec<u64>, TooFarBehind> {
+        log.after(after, max).map(|entries| entries.iter().map(|it| it.number).collect())
     }
 
     #[test]
-    fn reader_goes_on_after_its_place_or_is_told_that_it_is_behind() {
-        let mut journal = Journal::default();
-        assert_eq!(numbers(&journal, 0, 9), Ok(vec![]));
-        assert_eq!(numbers(&journal, 1, 9), Err(Behind), "there was no such number");
-        assert_eq!(numbers(&journal, u64::MAX, 9), Err(Behind), "nor one after it");
+    fn reader_continues_after_its_number_or_learns_that_it_is_too_far_behind() {
+        let mut log = ChangeLog::default();
+        assert_eq!(numbers(&log, 0, 9), Ok(vec![]));
+        assert_eq!(numbers(&log, 1, 9), Err(TooFarBehind), "there was no such number");
+        assert_eq!(numbers(&log, u64::MAX, 9), Err(TooFarBehind), "nor one after it");
         for _ in 0..MAX_ENTRIES + 2 {
-            gone(&mut journal, "web");
+            push_deleted(&mut log, "web");
         }
-        let last = journal.last();
-        assert_eq!(numbers(&journal, last, 9), Ok(vec![]));
-        assert_eq!(numbers(&journal, last - 3, 2), Ok(vec![last - 2, last - 1]));
-        assert_eq!(numbers(&journal, 2, 1), Ok(vec![3]), "the oldest that is kept");
-        assert_eq!(numbers(&journal, 1, 1), Err(Behind));
+        let last = log.last();
+        assert_eq!(numbers(&log, last, 9), Ok(vec![]));
+        assert_eq!(numbers(&log, last - 3, 2), Ok(vec![last - 2, last - 1]));
+        assert_eq!(numbers(&log, 2, 1), Ok(vec![3]), "the oldest that is kept");
+        assert_eq!(numbers(&log, 1, 1), Err(TooFarBehind));
     }
 
     #[test]
-    fn heavy_entries_push_out_older_ones_but_never_the_newest() {
-        let mut journal = Journal::default();
-        gone(&mut journal, "light");
-        gone(&mut journal, &"x".repeat(MAX_WEIGHT + 1));
-        assert_eq!(numbers(&journal, 1, 9), Ok(vec![2]));
-        assert_eq!(numbers(&journal, 0, 9), Err(Behind));
-        gone(&mut journal, "light");
-        assert_eq!(numbers(&journal, 2, 9), Ok(vec![3]));
-        assert_eq!((numbers(&journal, 1, 9), journal.weight), (Err(Behind), 5));
+    fn large_entries_push_out_older_ones_but_never_the_newest() {
+        let mut log = ChangeLog::default();
+        push_deleted(&mut log, "light");
+        push_deleted(&mut log, &"x".repeat(MAX_BYTES + 1));
+        assert_eq!(numbers(&log, 1, 9), Ok(vec![2]));
+        assert_eq!(numbers(&log, 0, 9), Err(TooFarBehind));
+        push_deleted(&mut log, "light");
+        assert_eq!(numbers(&log, 2, 9), Ok(vec![3]));
+        assert_eq!((numbers(&log, 1, 9), log.n_bytes), (Err(TooFarBehind), 5));
     }
 }

@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::Value;
 
-const ALLOWED: [(&str, &[&str]); 12] = [
+const ALLOWED: [(&str, &[&str]); 13] = [
     ("core", &[]),
     ("proto", &[]),
     ("config", &["core"]),
@@ -15,11 +15,28 @@ const ALLOWED: [(&str, &[&str]); 12] = [
     ("rt", &["core"]),
     ("store", &["core", "rt"]),
     ("providers", &["core", "rt"]),
+    ("client", &["core", "identity", "proto", "rt"]),
     ("agent", &["core", "identity", "proto", "rt"]),
-    ("admin", &["config", "core", "identity", "proto", "rt", "store"]),
+    ("admin", &["client", "config", "core", "identity", "proto", "rt", "store"]),
     ("server", &["config", "core", "identity", "proto", "providers", "rt", "store"]),
     ("sim", &["core", "identity", "proto", "providers", "rt", "server", "store"]),
-    ("dev", &["admin", "agent", "config", "core", "identity", "proto", "providers", "rt", "server", "sim", "store"]),
+    (
+        "dev",
+        &[
+            "admin",
+            "agent",
+            "client",
+            "config",
+            "core",
+            "identity",
+            "proto",
+            "providers",
+            "rt",
+            "server",
+            "sim",
+            "store",
+        ],
+    ),
 ];
 
 /// What `core` and `config` must build without, whatever a dependency drags in.
@@ -37,6 +54,9 @@ const HEAVY: [&str; 12] = [
     "kube",
     "mio",
 ];
+
+/// What `client` must build without: command lines, HTTP servers and clients, and Kubernetes belong to its users.
+const NOT_IN_CLIENT: [&str; 6] = ["kube", "clap", "axum", "reqwest", "object_store", "rusqlite"];
 
 fn cargo(args: &[&str]) -> String {
     let cargo = std::env::var("CARGO").unwrap_or_else(|_| "cargo".to_owned());
@@ -80,12 +100,21 @@ fn rooms_use_only_rooms_below_them() {
 #[test]
 fn pure_rooms_build_without_runtime_network_or_sql() {
     for pure in ["nstance-core", "nstance-config"] {
-        // Of this package alone: features that other rooms switch on do not count.
-        let tree = cargo(&["tree", "-p", pure, "-e", "normal", "--prefix", "none", "--locked", "--offline"]);
-        let names: BTreeSet<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
-        assert!(names.contains(pure), "{tree}");
-        for heavy in HEAVY {
-            assert!(!names.contains(heavy), "{pure} depends on {heavy}");
-        }
+        assert_builds_without(pure, &HEAVY);
+    }
+}
+
+#[test]
+fn client_builds_without_command_line_http_and_kubernetes() {
+    assert_builds_without("nstance-client", &NOT_IN_CLIENT);
+}
+
+/// Of this package alone: features that other packages enable do not count.
+fn assert_builds_without(package: &str, absent: &[&str]) {
+    let tree = cargo(&["tree", "-p", package, "-e", "normal", "--prefix", "none", "--locked", "--offline"]);
+    let names: BTreeSet<&str> = tree.lines().filter_map(|line| line.split(' ').next()).collect();
+    assert!(names.contains(package), "{tree}");
+    for it in absent {
+        assert!(!names.contains(it), "{package} depends on {it}");
     }
 }

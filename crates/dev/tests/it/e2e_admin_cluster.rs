@@ -169,7 +169,7 @@ async fn a_nonce_registers_one_operator_once(env: &Env, temp: &Path) {
     let answer = register(env, &nonce, &key).await.unwrap();
     assert_eq!(json!(answer.subject), said.json()["operator_id"]);
     let dir = temp.join("by-nonce");
-    nstance_admin::shards::identity::write(
+    nstance_admin::identity_files::write(
         &dir,
         std::str::from_utf8(&answer.ca_bundle_pem).unwrap(),
         Some(&key),

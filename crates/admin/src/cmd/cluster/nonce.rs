@@ -16,8 +16,8 @@ use crate::{
     args::Context,
     exit::Exit,
     failure::Failure,
+    identity_files::{make_dir, place},
     output::{self, Shown, Table},
-    shards::identity::{make_dir, place},
     storage::StoreArgs,
 };
 

@@ -14,9 +14,9 @@ use crate::{
     args::Context,
     exit::Exit,
     failure::Failure,
+    identity_files,
     issue::{IssueError, NewOperator, issue_operator},
     output::{Shown, Table},
-    shards::identity,
     storage::{Cluster, StoreArgs},
 };
 
@@ -82,7 +82,7 @@ pub(super) async fn run(context: &Context, args: RegisterArgs) -> Result<Exit, F
     let dir = args.output_dir.unwrap_or_else(|| context.identity_dir());
     let what = || format!("write the operator identity to {}", dir.display());
     // Before anything is recorded: an operator whose files cannot be written would be of no use.
-    identity::make_dir(&dir).map_err(|error| Failure::failed(what()).because(error))?;
+    identity_files::make_dir(&dir).map_err(|error| Failure::failed(what()).because(error))?;
     let issued = issue_operator(&ca, &cluster.records(), &new, now, cluster.entropy.as_ref()).await;
     let issued = issued.map_err(|error| {
         let next = match &error {
@@ -91,7 +91,7 @@ pub(super) async fn run(context: &Context, args: RegisterArgs) -> Result<Exit, F
         };
         Failure::failed(format!("register operator {}", new.operator)).because(error).next(next)
     })?;
-    identity::write(&dir, ca.bundle_pem(), key.pair(), &issued.chain_pem)
+    identity_files::write(&dir, ca.bundle_pem(), key.pair(), &issued.chain_pem)
         .map_err(|error| Failure::failed(what()).because(error))?;
     let mut table = Table::new(&["OPERATOR", "TENANT", "EXPIRES", "DIRECTORY", "+SERIAL"]);
     let (id, expires, shown) = (new.operator.to_string(), issued.not_after.to_string(), dir.display().to_string());

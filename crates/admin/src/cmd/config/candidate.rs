@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use clap::Args;
+use nstance_client::{Answers, ShardError, Shards};
 use nstance_config::{Checks, Config, Loaded, Problem, load};
 use nstance_core::ids::Shard;
 use nstance_proto::v1::{PlanRequest, PlanResponse, PlannedAction};
@@ -13,10 +14,9 @@ use crate::{
     args::{Context, ShardArgs},
     cmd::plan,
     exit::Exit,
-    failure::Failure,
+    failure::{Failure, unknown_shard},
     output::{Shown, Table},
-    shards::{Answers, ShardError, Shards},
-    told, view,
+    report, view,
     words::count,
 };
 
@@ -44,7 +44,7 @@ pub(super) async fn validate(context: &Context, args: ValidateArgs) -> Result<Ex
     context.output.show(&report(&name, &loaded, live.as_ref()));
     // An invalid config is a 1, whoever found it.
     let unanswered: Vec<ShardError> = errors.iter().filter(|it| it.problems.is_empty()).cloned().collect();
-    told::refusals(context, &unanswered);
+    report::print_errors(context, &unanswered);
     if !loaded.report.is_ok() || unanswered.len() < errors.len() {
         return Ok(Exit::Failed);
     }
@@ -76,7 +76,7 @@ fn report(name: &str, loaded: &Loaded, live: Option<&Answers<PlanResponse>>) -> 
     let mut problems: Vec<Value> = report.problems.iter().map(document).collect();
     for error in live.iter().flat_map(|it| &it.errors) {
         for it in &error.problems {
-            table.note(format!("{name}:{} (says {})", told::problem(it), error.shard));
+            table.note(format!("{name}:{} (says {})", report::problem(it), error.shard));
             problems.push(view::problem(it));
         }
     }
@@ -86,7 +86,7 @@ fn report(name: &str, loaded: &Loaded, live: Option<&Answers<PlanResponse>>) -> 
         if n_errors == 0 { "valid".to_owned() } else { count(n_errors, "error") },
         count(report.n_warnings(), "warning")
     ));
-    let errors = live.map(|it| told::documents(&it.errors)).unwrap_or_default();
+    let errors = live.map(|it| report::error_documents(&it.errors)).unwrap_or_default();
     Shown {
         document: json!({"file": name, "valid": n_errors == 0, "problems": problems, "errors": errors}),
         table,
@@ -133,7 +133,7 @@ pub(super) async fn diff(context: &Context, args: DiffArgs) -> Result<Exit, Fail
     };
     let shards = of_file(context, &args.shards, config).await?;
     let tenant = shards.identity().tenant();
-    let bundle = shards.identity().bundle();
+    let bundle = shards.identity().ca_bundle();
     let (tenant, bundle, bytes) = (&tenant, bundle.pem(), &bytes);
     let asked = shards.each(|mut client| async move {
         let request = PlanRequest { candidate_config: bytes.clone(), ..PlanRequest::default() };
@@ -184,7 +184,8 @@ async fn of_file(context: &Context, args: &ShardArgs, config: &Config) -> Result
     }
     let named = config.server.shard.as_str().to_owned();
     args.shards(context).await?.only(&[named]).map_err(|error| {
-        Failure::usage(format!("the config is for another shard: {error}")).next("name one with --shard")
+        Failure::usage(format!("the config is for another shard: {}", unknown_shard(&error)))
+            .next("name one with --shard")
     })
 }
 

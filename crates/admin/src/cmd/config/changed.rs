@@ -100,7 +100,7 @@ impl Look<'_> {
     fn differences(&self, it: &GroupStatus, merged: &MergedGroup) -> Vec<String> {
         let type_ = merged.instance_type.clone().unwrap_or_default();
         let span = |it: &prost_types::Duration| (it.seconds, it.nanos);
-        let drain = crate::shards::wire_duration(merged.drain_timeout);
+        let drain = nstance_client::wire_duration(merged.drain_timeout);
         let balancers: Vec<String> = merged.load_balancers.iter().map(ToString::to_string).collect();
         let machine = type_ != it.instance_type
             || merged.kind.as_str() != it.kind
@@ -190,7 +190,7 @@ mod tests {
             etag: etag.into(),
             runtime_hash: it.runtime_hash(Some(b"ca")),
             infra_hash: it.infra_hash(),
-            drain_timeout: Some(crate::shards::wire_duration(it.drain_timeout)),
+            drain_timeout: Some(nstance_client::wire_duration(it.drain_timeout)),
             arch: it.arch.as_str().into(),
             kind: it.kind.to_string(),
             ..GroupStatus::default()

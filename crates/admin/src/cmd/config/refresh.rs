@@ -1,6 +1,7 @@
 //! `config refresh`.
 
 use clap::Args;
+use nstance_client::{Answers, ShardError};
 use nstance_proto::v1::{RefreshConfigRequest, RefreshConfigResponse};
 use serde_json::json;
 
@@ -9,8 +10,7 @@ use crate::{
     exit::Exit,
     failure::Failure,
     output::{Shown, Table},
-    shards::{Answers, ShardError},
-    told, view,
+    report, view,
 };
 
 #[derive(Debug, Args)]
@@ -31,7 +31,7 @@ pub(super) async fn run(context: &Context, args: RefreshArgs) -> Result<Exit, Fa
     let answers =
         shards.each(|mut client| async move { Ok(client.service.refresh_config(request).await?.into_inner()) }).await;
     context.output.show(&shown(&answers));
-    let exit = told::ended(context, &answers);
+    let exit = report::outcome(context, &answers);
     if answers.errors.iter().any(|it| it.reason == "MASS_REMOVAL") {
         context
             .output
@@ -71,7 +71,7 @@ fn shown(answers: &Answers<RefreshConfigResponse>) -> Shown {
     Shown {
         document: json!({
             "shards": answers.ok.iter().map(|(shard, it)| view::refreshed(shard, it)).collect::<Vec<_>>(),
-            "errors": told::documents(&answers.errors),
+            "errors": report::error_documents(&answers.errors),
         }),
         table,
         names: answers.ok.iter().map(|(shard, _)| shard.clone()).collect(),

@@ -8,7 +8,7 @@ use crate::{
     exit::Exit,
     failure::Failure,
     output::{Shown, Table},
-    told, view,
+    report, view,
 };
 
 #[derive(Debug, Args)]
@@ -19,7 +19,7 @@ pub(super) struct StatusArgs {
 
 pub(super) async fn run(context: &Context, args: StatusArgs) -> Result<Exit, Failure> {
     let shards = args.shards.shards(context).await?;
-    let answers = shards.each(|mut client| async move { client.config().await }).await;
+    let answers = shards.each(|mut client| async move { client.config_status().await }).await;
     let mut table = Table::new(&["SHARD", "ETAG", "LAST_MODIFIED", ">SIZE", "+LOADED_AT", "+LEADER", "+PENDING"]);
     let time = |at: &Option<prost_types::Timestamp>| view::time(at.as_ref()).map(|it| it.to_string());
     for (shard, it) in &answers.ok {
@@ -47,10 +47,10 @@ pub(super) async fn run(context: &Context, args: StatusArgs) -> Result<Exit, Fai
     context.output.show(&Shown {
         document: json!({
             "shards": answers.ok.iter().map(|(shard, it)| view::config_status(shard, it)).collect::<Vec<_>>(),
-            "errors": told::documents(&answers.errors),
+            "errors": report::error_documents(&answers.errors),
         }),
         table,
         names: answers.ok.iter().map(|(shard, _)| shard.clone()).collect(),
     });
-    Ok(told::ended(context, &answers))
+    Ok(report::outcome(context, &answers))
 }

@@ -4,6 +4,7 @@ use std::{collections::BTreeSet, path::PathBuf, process::Stdio, sync::Mutex, tim
 
 use clap::Args;
 use futures::{StreamExt as _, stream::FuturesUnordered};
+use nstance_client::{Connection, ShardError, Shards, UnknownShard};
 use nstance_proto::v1::{DrainAckRequest, InstanceStatusResponse, WatchRequest};
 use nstance_rt::{backoff::Backoff, entropy::SystemEntropy, shutdown::StopSignals};
 use tokio::{
@@ -17,7 +18,6 @@ use crate::{
     args::{Context, ShardArgs},
     exit::Exit,
     failure::Failure,
-    shards::{ShardError, Shards, Target},
 };
 
 #[derive(Debug, Args)]
@@ -41,9 +41,8 @@ struct Due {
 pub(super) async fn run(context: &Context, args: WatchArgs) -> Result<Exit, Failure> {
     let shards = args.shards.shards(context).await?;
     let (sender, mut dues) = mpsc::channel::<Due>(64);
-    let mut following = Box::pin(futures::future::join_all(
-        shards.targets().iter().map(|it| follow(context, &shards, it, sender.clone())),
-    ));
+    let mut following =
+        Box::pin(futures::future::join_all(shards.connections().iter().map(|it| follow(context, it, sender.clone()))));
     let mut stop = StopSignals::listen().map_err(|error| Failure::failed("listen for signals").because(error))?;
     let places = Semaphore::new(args.parallel.into());
     let begun: Mutex<BTreeSet<(String, String)>> = Mutex::default();
@@ -72,14 +71,14 @@ pub(super) async fn run(context: &Context, args: WatchArgs) -> Result<Exit, Fail
 }
 
 /// Every drain that there is, and every one that begins.
-async fn follow(context: &Context, shards: &Shards, target: &Target, dues: mpsc::Sender<Due>) {
+async fn follow(context: &Context, connection: &Connection, dues: mpsc::Sender<Due>) {
     let entropy = SystemEntropy::new();
     let mut backoff = Backoff::new(Duration::from_millis(100), Duration::from_secs(5));
     let mut down = false;
     loop {
         let watched: Result<(), ShardError> = async {
-            let refused = |status: tonic::Status| ShardError::of(&target.shard, &status);
-            let mut client = shards.connect(target).await?;
+            let refused = |status: tonic::Status| ShardError::from_status(connection.shard(), &status);
+            let mut client = connection.client().await?;
             let mut stream =
                 client.service.watch_instances(WatchRequest::default()).await.map_err(refused)?.into_inner();
             backoff.reset();
@@ -89,12 +88,12 @@ async fn follow(context: &Context, shards: &Shards, target: &Target, dues: mpsc:
                 if instance.drain.as_ref().is_some_and(|it| it.acked_at.is_some()) {
                     continue;
                 }
-                let due = Due { shard: target.shard.clone(), instance: Box::new(instance) };
+                let due = Due { shard: connection.shard().to_owned(), instance: Box::new(instance) };
                 if dues.send(due).await.is_err() {
                     return Ok(());
                 }
             }
-            Err(ShardError::new(&target.shard, tonic::Code::Unavailable, "the stream ended"))
+            Err(ShardError::new(connection.shard(), tonic::Code::Unavailable, "the stream ended"))
         }
         .await;
         let Err(error) = watched else { return };
@@ -144,7 +143,7 @@ async fn drained(context: &Context, shards: &Shards, program: &std::path::Path, 
 }
 
 async fn acknowledge(shards: &Shards, due: &Due) -> Result<(), ShardError> {
-    let internal = |message| ShardError::new(&due.shard, tonic::Code::Internal, message);
+    let internal = |error: UnknownShard| ShardError::new(&due.shard, tonic::Code::Internal, error.to_string());
     let there = shards.only(std::slice::from_ref(&due.shard)).map_err(internal)?;
     let request = DrainAckRequest {
         instance_id: due.instance.instance_id.clone(),

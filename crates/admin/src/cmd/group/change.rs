@@ -3,18 +3,17 @@
 use std::time::Duration;
 
 use clap::{Args, ValueEnum};
+use nstance_client::{ShardClient, goal::Goal, wire_duration};
 use nstance_proto::v1::{GroupConfig, GroupStatus, UpsertGroupRequest};
 use tonic::{Code, Status};
 
 use super::{list, scale::finish};
 use crate::{
-    args::{Context, ShardArgs, duration, pair},
+    args::{Context, ShardArgs, duration, limit_requests, pair},
     exit::Exit,
     failure::Failure,
     rehearse::{Names, check_etag, is_in_use},
-    shards::{Client, wire_duration},
-    told,
-    wait::Goal,
+    report,
 };
 
 #[derive(Debug, Args)]
@@ -60,7 +59,7 @@ struct Settings {
 }
 
 pub(super) async fn create(context: &Context, args: CreateArgs) -> Result<Exit, Failure> {
-    let shards = args.shards.chosen(context).await?.waiting(args.wait);
+    let shards = limit_requests(args.shards.chosen(context).await?, args.wait);
     let config = GroupConfig {
         template: args.template.clone(),
         size: args.size,
@@ -76,15 +75,15 @@ pub(super) async fn create(context: &Context, args: CreateArgs) -> Result<Exit, 
     let answers = shards.each(|client| make(context, client, request, dry_run)).await;
     if dry_run {
         list::show(context, &answers);
-        return Ok(told::ended(context, &answers));
+        return Ok(report::outcome(context, &answers));
     }
-    let waited = args.wait.then(|| (Goal::Whole(args.group.clone()), args.shards.patience()));
+    let waited = args.wait.then(|| (Goal::GroupReady(args.group.clone()), args.shards.patience()));
     finish(context, &shards, answers, waited).await
 }
 
 async fn make(
     context: &Context,
-    mut client: Client,
+    mut client: ShardClient,
     request: &UpsertGroupRequest,
     dry_run: bool,
 ) -> Result<GroupStatus, Status> {
@@ -188,7 +187,7 @@ pub(super) async fn set(context: &Context, args: SetArgs) -> Result<Exit, Failur
         return Err(Failure::usage(format!("{} is both set and unset", both.path())));
     }
     let shards = args.shards.chosen(context).await?;
-    if args.etag.is_some() && 1 < shards.targets().len() {
+    if args.etag.is_some() && 1 < shards.len() {
         return Err(Failure::usage("--etag is of one shard's group").next("name the shard with --shard"));
     }
     let config = GroupConfig {
@@ -210,12 +209,12 @@ pub(super) async fn set(context: &Context, args: SetArgs) -> Result<Exit, Failur
     let answers = shards.each(|client| change(client, request, dry_run)).await;
     if dry_run {
         list::show(context, &answers);
-        return Ok(told::ended(context, &answers));
+        return Ok(report::outcome(context, &answers));
     }
     finish(context, &shards, answers, None).await
 }
 
-async fn change(mut client: Client, request: &UpsertGroupRequest, dry_run: bool) -> Result<GroupStatus, Status> {
+async fn change(mut client: ShardClient, request: &UpsertGroupRequest, dry_run: bool) -> Result<GroupStatus, Status> {
     // A slip of the pen must not make a group.
     let there = client.group(&request.key).await?;
     if dry_run {

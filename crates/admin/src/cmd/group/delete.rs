@@ -1,18 +1,18 @@
 //! `group delete`.
 
 use clap::Args;
+use nstance_client::{Answers, ShardClient, goal::Goal};
 use nstance_proto::v1::{DeleteGroupRequest, GroupStatus};
 use serde_json::json;
 
 use crate::{
-    args::{Context, ShardArgs},
+    args::{Context, ShardArgs, limit_requests},
     exit::Exit,
     failure::Failure,
     output::{Shown, Table},
     rehearse::check_etag,
-    shards::{Answers, Client},
-    told,
-    wait::{Goal, wait},
+    report,
+    wait::wait,
     words::count,
 };
 
@@ -34,8 +34,8 @@ pub(super) struct DeleteArgs {
 }
 
 pub(super) async fn run(context: &Context, args: DeleteArgs) -> Result<Exit, Failure> {
-    let shards = args.shards.chosen(context).await?.waiting(args.wait);
-    if args.etag.is_some() && 1 < shards.targets().len() {
+    let shards = limit_requests(args.shards.chosen(context).await?, args.wait);
+    if args.etag.is_some() && 1 < shards.len() {
         return Err(Failure::usage("--etag is of one shard's group").next("name the shard with --shard"));
     }
     let key = args.group.as_str();
@@ -48,18 +48,18 @@ pub(super) async fn run(context: &Context, args: DeleteArgs) -> Result<Exit, Fai
     });
     let found = found.await;
     if found.ok.is_empty() {
-        return Ok(told::lost(context, &found.errors));
+        return Ok(report::all_failed(context, &found.errors));
     }
     for (shard, group) in &found.ok {
         context.output.note(&format!("{shard}: {}", consequence(group)));
     }
     if args.dry_run {
         show(context, &found);
-        return Ok(told::ended(context, &found));
+        return Ok(report::outcome(context, &found));
     }
     context.confirm(&format!("group {key} will be deleted in {}", count(found.ok.len(), "shard")))?;
     let names: Vec<String> = found.ok.iter().map(|(shard, _)| shard.clone()).collect();
-    let there = shards.only(&names).map_err(Failure::usage)?;
+    let there = shards.only(&names)?;
     let (request, groups) = (&args, &found);
     let mut answers = there.each(|client| remove(client, request, groups)).await;
     answers.errors.extend(found.errors);
@@ -67,18 +67,18 @@ pub(super) async fn run(context: &Context, args: DeleteArgs) -> Result<Exit, Fai
     let leaving: Vec<String> =
         answers.ok.iter().filter(|(_, group)| !group.is_static).map(|(shard, _)| shard.clone()).collect();
     if args.wait && !leaving.is_empty() {
-        told::refusals(context, &answers.errors);
-        let there = there.only(&leaving).map_err(Failure::usage)?;
-        let ended = wait(context, &there, Goal::GroupGone(args.group.clone()), args.shards.patience()).await?;
+        report::print_errors(context, &answers.errors);
+        let there = there.only(&leaving)?;
+        let ended = wait(context, &there, Goal::GroupDeleted(args.group.clone()), args.shards.patience()).await?;
         show(context, &answers);
         return Ok(if ended == Exit::Done { Exit::of_shards(answers.ok.len(), &answers.errors) } else { ended });
     }
     show(context, &answers);
-    Ok(told::ended(context, &answers))
+    Ok(report::outcome(context, &answers))
 }
 
 async fn remove(
-    mut client: Client,
+    mut client: ShardClient,
     args: &DeleteArgs,
     found: &Answers<GroupStatus>,
 ) -> Result<GroupStatus, tonic::Status> {
@@ -112,7 +112,7 @@ fn show(context: &Context, answers: &Answers<GroupStatus>) {
         json!({"group": group.key, "shard": shard, "is_static": is_static, "instances": n, "effect": effect(group)})
     });
     context.output.show(&Shown {
-        document: json!({"results": results.collect::<Vec<_>>(), "errors": told::documents(&answers.errors)}),
+        document: json!({"results": results.collect::<Vec<_>>(), "errors": report::error_documents(&answers.errors)}),
         table,
         names: answers.ok.iter().map(|(shard, group)| format!("{shard}/{}", group.key)).collect(),
     });

@@ -1,6 +1,7 @@
 //! `group list`, and the table that other commands show groups with.
 
 use clap::Args;
+use nstance_client::{Answers, ShardError};
 use nstance_proto::v1::GroupStatus;
 use serde_json::json;
 
@@ -9,8 +10,7 @@ use crate::{
     exit::Exit,
     failure::Failure,
     output::{Shown, Table},
-    shards::{Answers, ShardError},
-    told, view,
+    report, view,
 };
 
 #[derive(Debug, Args)]
@@ -25,7 +25,7 @@ pub(super) async fn run(context: &Context, args: ListArgs) -> Result<Exit, Failu
     let groups: Vec<(&str, &GroupStatus)> =
         answers.ok.iter().flat_map(|(shard, groups)| groups.iter().map(move |it| (shard.as_str(), it))).collect();
     context.output.show(&shown(&groups, &answers.errors));
-    Ok(told::ended(context, &answers))
+    Ok(report::outcome(context, &answers))
 }
 
 /// Groups that shards answered with one by one.
@@ -80,7 +80,7 @@ fn shown(groups: &[(&str, &GroupStatus)], errors: &[ShardError]) -> Shown {
     Shown {
         document: json!({
             "groups": sorted.iter().map(|(shard, group)| view::group(shard, group)).collect::<Vec<_>>(),
-            "errors": told::documents(errors),
+            "errors": report::error_documents(errors),
         }),
         table,
         names: sorted.iter().map(|(shard, group)| format!("{shard}/{}", group.key)).collect(),

@@ -3,19 +3,19 @@
 use std::{collections::BTreeMap, time::Duration};
 
 use clap::Args;
+use nstance_client::{Answers, ShardClient, Shards, goal::Goal};
 use nstance_core::distribute::{Part, distribute};
 use nstance_proto::v1::{GroupConfig, GroupStatus, InstanceStatusResponse, ListInstancesRequest, UpsertGroupRequest};
 
 use super::list;
 use crate::{
-    args::{Context, ShardArgs},
+    args::{Context, ShardArgs, limit_requests},
     cmd::plan,
     exit::Exit,
     failure::Failure,
     rehearse::check_etag,
-    shards::{Answers, Client, Shards},
-    told,
-    wait::{Goal, wait},
+    report,
+    wait::wait,
     words::count,
 };
 
@@ -49,8 +49,8 @@ pub(super) struct ScaleArgs {
 }
 
 pub(super) async fn run(context: &Context, args: ScaleArgs) -> Result<Exit, Failure> {
-    let shards = args.shards.chosen(context).await?.waiting(args.wait);
-    if args.etag.is_some() && 1 < shards.targets().len() {
+    let shards = limit_requests(args.shards.chosen(context).await?, args.wait);
+    if args.etag.is_some() && 1 < shards.len() {
         return Err(Failure::usage("--etag is of one shard's group").next("name the shard with --shard"));
     }
     let found = look(&shards, &args).await;
@@ -58,7 +58,7 @@ pub(super) async fn run(context: &Context, args: ScaleArgs) -> Result<Exit, Fail
         if args.total && !found.ok.is_empty() {
             context.output.note("nothing was changed: a total can be parted only if every shard says what it has");
         }
-        return Ok(match told::lost(context, &found.errors) {
+        return Ok(match report::all_failed(context, &found.errors) {
             Exit::Done => Exit::NotFound,
             exit => exit,
         });
@@ -81,11 +81,11 @@ pub(super) async fn run(context: &Context, args: ScaleArgs) -> Result<Exit, Fail
         ))?;
     }
     let names: Vec<String> = found.ok.iter().map(|(shard, _)| shard.clone()).collect();
-    let there = shards.only(&names).map_err(Failure::usage)?;
+    let there = shards.only(&names)?;
     let (args, sizes) = (&args, &sizes);
     let mut answers = there.each(|client| send(client, args, sizes)).await;
     answers.errors.extend(found.errors);
-    finish(context, &shards, answers, args.wait.then(|| (Goal::Whole(args.group.clone()), args.shards.patience())))
+    finish(context, &shards, answers, args.wait.then(|| (Goal::GroupReady(args.group.clone()), args.shards.patience())))
         .await
 }
 
@@ -98,16 +98,16 @@ pub(super) async fn finish(
 ) -> Result<Exit, Failure> {
     let Some((goal, patience)) = waited.filter(|_| !answers.ok.is_empty()) else {
         list::show(context, &answers);
-        let exit = told::ended(context, &answers);
+        let exit = report::outcome(context, &answers);
         if let (Exit::Done, [(_, group), ..], true) = (exit, answers.ok.as_slice(), context.output.is_for_people()) {
             context.output.note(&format!("next: nstance-admin group status {} --watch", group.key));
         }
         return Ok(exit);
     };
     // Told before the waiting, which may be long.
-    told::refusals(context, &answers.errors);
+    report::print_errors(context, &answers.errors);
     let names: Vec<String> = answers.ok.iter().map(|(shard, _)| shard.clone()).collect();
-    let there = shards.only(&names).map_err(Failure::usage)?;
+    let there = shards.only(&names)?;
     let ended = wait(context, &there, goal, patience).await;
     let key = answers.ok.first().map(|(_, group)| group.key.clone()).unwrap_or_default();
     let key = key.as_str();
@@ -132,7 +132,7 @@ async fn look(shards: &Shards, args: &ScaleArgs) -> Answers<Found> {
     let (key, victims) = (args.group.as_str(), !args.victim.is_empty());
     // Where something is sent, the server looks at it in the same breath.
     let etag = args.etag.as_deref().filter(|_| args.dry_run).unwrap_or_default();
-    let look = |mut client: Client| async move {
+    let look = |mut client: ShardClient| async move {
         let group = client.group(key).await?;
         check_etag(key, Some(&group), etag)?;
         let request = ListInstancesRequest { group: key.to_owned(), ..ListInstancesRequest::default() };
@@ -174,7 +174,7 @@ fn parted(args: &ScaleArgs, found: &Answers<Found>) -> Result<BTreeMap<String, i
 }
 
 async fn send(
-    mut client: Client,
+    mut client: ShardClient,
     args: &ScaleArgs,
     sizes: &BTreeMap<String, i32>,
 ) -> Result<GroupStatus, tonic::Status> {

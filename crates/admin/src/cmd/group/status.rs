@@ -1,6 +1,10 @@
 //! `group status`: one group in every shard that has it.
 
 use clap::Args;
+use nstance_client::{
+    ShardClient, ShardError, Shards,
+    goal::{Goal, GoalUpdate, follow},
+};
 use nstance_core::time::Timestamp;
 use nstance_proto::v1::{
     Event, ExplainRequest, GroupStatus, InstanceStatusResponse, ListInstancesRequest, explain_request,
@@ -14,9 +18,7 @@ use crate::{
     exit::Exit,
     failure::Failure,
     output::{Format, Table, print},
-    shards::{Client, ShardError, Shards},
-    told, view,
-    wait::{Goal, News, follow},
+    report, view,
     words::{self, count},
 };
 
@@ -54,11 +56,11 @@ pub(super) async fn run(context: &Context, args: StatusArgs) -> Result<Exit, Fai
     } else if answers.errors.iter().all(|it| it.code == Code::NotFound) {
         let asked = answers.errors.iter().map(|it| it.shard.as_str()).collect::<Vec<_>>().join(", ");
         let absent = ShardError::new(&asked, Code::NotFound, format!("there is no group {group}"));
-        return Ok(told::lost(context, &[absent]));
+        return Ok(report::all_failed(context, &[absent]));
     }
     let document = json!({
         "groups": answers.ok.iter().map(|(shard, seen)| document(shard, seen)).collect::<Vec<_>>(),
-        "errors": told::documents(&answers.errors),
+        "errors": report::error_documents(&answers.errors),
     });
     let now = words::now();
     let pages: Vec<String> = answers.ok.iter().map(|(shard, seen)| page(shard, seen, now)).collect();
@@ -69,10 +71,10 @@ pub(super) async fn run(context: &Context, args: StatusArgs) -> Result<Exit, Fai
         }
         Format::Json | Format::Yaml => context.output.document(&document),
     }
-    Ok(told::ended(context, &answers))
+    Ok(report::outcome(context, &answers))
 }
 
-async fn look(mut client: Client, key: &str) -> Result<Seen, tonic::Status> {
+async fn look(mut client: ShardClient, key: &str) -> Result<Seen, tonic::Status> {
     let group = client.group(key).await?;
     let request = ListInstancesRequest { group: key.to_owned(), ..ListInstancesRequest::default() };
     let instances = client.instances(request).await?;
@@ -147,23 +149,22 @@ fn standing(group: &GroupStatus) -> String {
 
 /// One line, or one document, per change; until somebody stops it.
 async fn watch(context: &Context, shards: &Shards, group: &str) -> Result<Exit, Failure> {
-    let goal = Goal::Whole(group.to_owned());
-    let (sender, mut news) = mpsc::channel(64);
-    let mut following = Box::pin(futures::future::join_all(
-        shards.targets().iter().map(|it| follow(shards, it, &goal, sender.clone())),
-    ));
+    let goal = Goal::GroupReady(group.to_owned());
+    let (sender, mut updates) = mpsc::channel(64);
+    let mut following =
+        Box::pin(futures::future::join_all(shards.connections().iter().map(|it| follow(it, &goal, sender.clone()))));
     let mut stop = nstance_rt::shutdown::StopSignals::listen()
         .map_err(|error| Failure::failed("listen for signals").because(error))?;
     loop {
-        let one = tokio::select! {
+        let update = tokio::select! {
             biased;
             _ = stop.next() => return Ok(Exit::Interrupted),
-            Some(one) = news.recv() => one,
+            Some(update) = updates.recv() => update,
             _ = &mut following => return Ok(Exit::Failed),
         };
-        match one {
-            News::Trouble { shard, message } => context.output.note(&format!("error: {shard}: {message}")),
-            News::Picture { shard, picture } => match picture.group {
+        match update {
+            GoalUpdate::Problem { shard, message } => context.output.note(&format!("error: {shard}: {message}")),
+            GoalUpdate::State { shard, state } => match state.group {
                 Some(it) => context.output.item(&view::group(&shard, &it), || {
                     format!("{}  {}  {shard}  {}", words::now(), it.key, standing(&it))
                 }),

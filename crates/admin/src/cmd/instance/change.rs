@@ -3,19 +3,19 @@
 use std::time::Duration;
 
 use clap::Args;
+use nstance_client::{ShardClient, ShardError, Shards, goal::Goal, wire_duration};
 use nstance_proto::v1::{DeleteInstanceRequest, DrainAckRequest, InstanceStatusResponse, ReplaceInstanceRequest};
 use serde_json::json;
 use tonic::Status;
 
 use super::find;
 use crate::{
-    args::{Context, ShardArgs, duration},
+    args::{Context, ShardArgs, duration, limit_requests},
     exit::Exit,
     failure::Failure,
     output::{Shown, Table},
-    shards::{Client, ShardError, Shards, wire_duration},
-    told,
-    wait::{Goal, wait},
+    report,
+    wait::wait,
 };
 
 #[derive(Debug, Args)]
@@ -84,7 +84,7 @@ pub(super) struct AckArgs {
 }
 
 /// Asks the one shard.
-async fn once<T, F>(there: &Shards, ask: impl Fn(Client) -> F) -> Result<T, Vec<ShardError>>
+async fn once<T, F>(there: &Shards, ask: impl Fn(ShardClient) -> F) -> Result<T, Vec<ShardError>>
 where
     F: Future<Output = Result<T, Status>>,
 {
@@ -93,7 +93,7 @@ where
 }
 
 fn name(it: &InstanceStatusResponse, there: &Shards) -> String {
-    let shard = there.targets().first().map(|it| it.shard.as_str()).unwrap_or_default();
+    let shard = there.names().next().unwrap_or_default();
     format!("instance {} of group {} in {shard}", it.instance_id, it.group)
 }
 
@@ -117,7 +117,7 @@ fn tell(
     replacement: &str,
     effect: Option<&str>,
 ) {
-    let shard = there.targets().first().map(|it| it.shard.as_str()).unwrap_or_default();
+    let shard = there.names().next().unwrap_or_default();
     let mut table = Table::new(&["ID", "GROUP", "SHARD", "RESULT", "REPLACEMENT"]);
     table.row([it.instance_id.as_str(), &it.group, shard, status, replacement]);
     let replaced = (!replacement.is_empty()).then_some(replacement);
@@ -136,10 +136,10 @@ fn tell(
 }
 
 pub(super) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, Failure> {
-    let shards = args.shards.shards(context).await?.waiting(args.wait);
+    let shards = limit_requests(args.shards.shards(context).await?, args.wait);
     let (there, it) = match find(&shards, &args.id).await {
         Ok(found) => found,
-        Err(errors) => return Ok(told::lost(context, &errors)),
+        Err(errors) => return Ok(report::all_failed(context, &errors)),
     };
     let how = if args.now { "deleted at once, without a drain" } else { "drained and deleted" };
     let then = match (it.on_demand, args.shrink) {
@@ -161,10 +161,10 @@ pub(super) async fn delete(context: &Context, args: DeleteArgs) -> Result<Exit, 
 }
 
 pub(super) async fn drain(context: &Context, args: DrainArgs) -> Result<Exit, Failure> {
-    let shards = args.shards.shards(context).await?.waiting(true);
+    let shards = limit_requests(args.shards.shards(context).await?, true);
     let (there, it) = match find(&shards, &args.id).await {
         Ok(found) => found,
-        Err(errors) => return Ok(told::lost(context, &errors)),
+        Err(errors) => return Ok(report::all_failed(context, &errors)),
     };
     let then = if it.on_demand { "" } else { "; its group makes another one" };
     let what = format!("{} will be drained and then deleted{then}", name(&it, &there));
@@ -197,22 +197,22 @@ async fn remove(
     });
     let status = match asked.await {
         Ok(status) => status,
-        Err(errors) => return Ok(told::lost(context, &errors)),
+        Err(errors) => return Ok(report::all_failed(context, &errors)),
     };
     let Some(patience) = patience else {
         show(context, it, there, &status, "");
         return Ok(Exit::Done);
     };
-    let ended = wait(context, there, Goal::Deleted(it.instance_id.clone()), patience).await?;
+    let ended = wait(context, there, Goal::InstanceDeleted(it.instance_id.clone()), patience).await?;
     show(context, it, there, if ended == Exit::Done { "deleted" } else { &status }, "");
     Ok(ended)
 }
 
 pub(super) async fn replace(context: &Context, args: ReplaceArgs) -> Result<Exit, Failure> {
-    let shards = args.shards.shards(context).await?.waiting(args.wait);
+    let shards = limit_requests(args.shards.shards(context).await?, args.wait);
     let (there, it) = match find(&shards, &args.id).await {
         Ok(found) => found,
-        Err(errors) => return Ok(told::lost(context, &errors)),
+        Err(errors) => return Ok(report::all_failed(context, &errors)),
     };
     let what = format!("{} gets a replacement and is then drained and deleted", name(&it, &there));
     if args.dry_run {
@@ -228,13 +228,13 @@ pub(super) async fn replace(context: &Context, args: ReplaceArgs) -> Result<Exit
         );
     let answer = match asked.await {
         Ok(answer) => answer,
-        Err(errors) => return Ok(told::lost(context, &errors)),
+        Err(errors) => return Ok(report::all_failed(context, &errors)),
     };
     if !args.wait {
         show(context, &it, &there, &answer.status, &answer.replacement_id);
         return Ok(Exit::Done);
     }
-    let ended = wait(context, &there, Goal::Deleted(it.instance_id.clone()), args.shards.patience()).await?;
+    let ended = wait(context, &there, Goal::InstanceDeleted(it.instance_id.clone()), args.shards.patience()).await?;
     let replacement = match find(&shards, &args.id).await {
         Ok((_, now)) if !now.replaced_by.is_empty() => now.replaced_by,
         _ => answer.replacement_id,
@@ -247,7 +247,7 @@ pub(super) async fn ack(context: &Context, args: AckArgs) -> Result<Exit, Failur
     let shards = args.shards.shards(context).await?;
     let (there, it) = match find(&shards, &args.id).await {
         Ok(found) => found,
-        Err(errors) => return Ok(told::lost(context, &errors)),
+        Err(errors) => return Ok(report::all_failed(context, &errors)),
     };
     if args.dry_run {
         return Ok(rehearse(context, &it, &there, &format!("{} is {}", name(&it, &there), it.status)));
@@ -257,7 +257,7 @@ pub(super) async fn ack(context: &Context, args: AckArgs) -> Result<Exit, Failur
     let asked =
         once(&there, |mut client| async move { client.service.acknowledge_drained(request.clone()).await.map(|_| ()) });
     if let Err(errors) = asked.await {
-        return Ok(told::lost(context, &errors));
+        return Ok(report::all_failed(context, &errors));
     }
     show(context, &it, &there, "acknowledged", "");
     Ok(Exit::Done)

@@ -3,6 +3,7 @@
 use std::collections::BTreeMap;
 
 use clap::Args;
+use nstance_client::{Answers, goal::Goal};
 use nstance_core::{
     ids::{uuid_text, uuid_v7},
     ports::clock::random,
@@ -14,14 +15,13 @@ use tonic::Status;
 
 use super::list;
 use crate::{
-    args::{Context, ShardArgs, pair},
+    args::{Context, ShardArgs, limit_requests, pair},
     exit::Exit,
     failure::Failure,
     output::{Shown, Table},
     rehearse::{Names, is_in_use},
-    shards::Answers,
-    told,
-    wait::{Goal, wait},
+    report,
+    wait::wait,
     words,
 };
 
@@ -56,8 +56,8 @@ pub(super) struct CreateArgs {
 }
 
 pub(super) async fn run(context: &Context, args: CreateArgs) -> Result<Exit, Failure> {
-    let shards = args.shards.chosen(context).await?.waiting(args.wait);
-    if 1 < shards.targets().len() {
+    let shards = limit_requests(args.shards.chosen(context).await?, args.wait);
+    if 1 < shards.len() {
         return Err(Failure::usage("an instance is made in one shard").next("name it with --shard"));
     }
     let group = args.group.as_str();
@@ -78,7 +78,7 @@ pub(super) async fn run(context: &Context, args: CreateArgs) -> Result<Exit, Fai
         });
         let answers = answers.await;
         context.output.show(&rehearsed(&args, &answers));
-        let exit = told::ended(context, &answers);
+        let exit = report::outcome(context, &answers);
         if exit == Exit::Done {
             context.output.note(&format!("an instance of group {group} would be made"));
         }
@@ -105,9 +105,9 @@ pub(super) async fn run(context: &Context, args: CreateArgs) -> Result<Exit, Fai
         Ok(client.service.create_instance(request.clone()).await?.into_inner().instance_id)
     });
     let created = created.await;
-    let Some((_, id)) = created.ok.first() else { return Ok(told::ended(context, &created)) };
+    let Some((_, id)) = created.ok.first() else { return Ok(report::outcome(context, &created)) };
     let waited = if args.wait {
-        wait(context, &shards, Goal::Running(id.clone()), args.shards.patience()).await
+        wait(context, &shards, Goal::InstanceRunning(id.clone()), args.shards.patience()).await
     } else {
         Ok(Exit::Done)
     };
@@ -147,7 +147,7 @@ fn rehearsed(args: &CreateArgs, answers: &Answers<GroupStatus>) -> Shown {
         }));
     }
     Shown {
-        document: json!({"instances": instances, "errors": told::documents(&answers.errors)}),
+        document: json!({"instances": instances, "errors": report::error_documents(&answers.errors)}),
         table,
         names: Vec::new(),
     }

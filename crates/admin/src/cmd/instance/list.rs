@@ -1,6 +1,7 @@
 //! `instance list`.
 
 use clap::{Args, ValueEnum};
+use nstance_client::ShardError;
 use nstance_proto::v1::{InstanceStatusResponse, ListInstancesRequest};
 use serde_json::json;
 
@@ -9,8 +10,7 @@ use crate::{
     exit::Exit,
     failure::Failure,
     output::{Shown, Table},
-    shards::ShardError,
-    told, view,
+    report, view,
     words::{self, age},
 };
 
@@ -85,7 +85,7 @@ pub(super) async fn run(context: &Context, args: ListArgs) -> Result<Exit, Failu
         }
     });
     context.output.show(&shown(&rows, &answers.errors));
-    Ok(told::ended(context, &answers))
+    Ok(report::outcome(context, &answers))
 }
 
 pub(super) fn shown(rows: &[(&str, &InstanceStatusResponse)], errors: &[ShardError]) -> Shown {
@@ -123,7 +123,7 @@ pub(super) fn shown(rows: &[(&str, &InstanceStatusResponse)], errors: &[ShardErr
     Shown {
         document: json!({
             "instances": rows.iter().map(|(shard, it)| view::instance(shard, it)).collect::<Vec<_>>(),
-            "errors": told::documents(errors),
+            "errors": report::error_documents(errors),
         }),
         table,
         names: rows.iter().map(|(_, it)| it.instance_id.clone()).collect(),

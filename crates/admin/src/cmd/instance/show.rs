@@ -1,6 +1,7 @@
 //! `instance show`: everything known, each fact with its source and age, and the way it came.
 
 use clap::Args;
+use nstance_client::{ShardClient, ShardError, Shards};
 use nstance_core::time::Timestamp;
 use nstance_proto::v1::{
     ExplainRequest, ExplainResponse, GetInstanceStatusRequest, InstanceStatusResponse, explain_request::Target,
@@ -14,8 +15,7 @@ use crate::{
     exit::Exit,
     failure::Failure,
     output::{Format, Table, print},
-    shards::{Client, ShardError, Shards},
-    told, view, words,
+    report, view, words,
 };
 
 #[derive(Debug, Args)]
@@ -36,7 +36,7 @@ pub(super) async fn look(shards: &Shards, id: &str) -> Result<(String, Seen), Ve
     shards.find(&format!("instance {id}"), |client| ask(client, id)).await
 }
 
-async fn ask(mut client: Client, id: &str) -> Result<Seen, tonic::Status> {
+async fn ask(mut client: ShardClient, id: &str) -> Result<Seen, tonic::Status> {
     let request = GetInstanceStatusRequest { instance_id: id.to_owned(), max_age: None };
     let instance = client.service.get_instance_status(request).await?.into_inner();
     let target = Some(Target::InstanceId(id.to_owned()));
@@ -48,7 +48,7 @@ pub(super) async fn run(context: &Context, args: ShowArgs) -> Result<Exit, Failu
     let shards = args.shards.shards(context).await?;
     let (shard, seen) = match look(&shards, &args.id).await {
         Ok(found) => found,
-        Err(errors) => return Ok(told::lost(context, &errors)),
+        Err(errors) => return Ok(report::all_failed(context, &errors)),
     };
     match context.output.format {
         Format::Json | Format::Yaml => context.output.document(&document(&shard, &seen)),

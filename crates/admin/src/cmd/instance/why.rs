@@ -14,7 +14,7 @@ use crate::{
     exit::Exit,
     failure::Failure,
     output::{Format, print},
-    told, view, words,
+    report, view, words,
 };
 
 #[derive(Debug, Args)]
@@ -29,7 +29,7 @@ pub(super) async fn run(context: &Context, args: WhyArgs) -> Result<Exit, Failur
     let shards = args.shards.shards(context).await?;
     let (shard, seen) = match look(&shards, &args.id).await {
         Ok(found) => found,
-        Err(errors) => return Ok(told::lost(context, &errors)),
+        Err(errors) => return Ok(report::all_failed(context, &errors)),
     };
     match context.output.format {
         Format::Json | Format::Yaml => context.output.document(&document(&shard, &seen, words::now())),

@@ -2,15 +2,15 @@
 
 use std::collections::BTreeMap;
 
+use nstance_client::live::ShardView;
 use nstance_core::time::Timestamp;
 use nstance_proto::v1::{Event, InstanceStatusResponse};
 
 use super::screen::Size;
 use crate::{
-    live::Seen,
     output::Table,
     view,
-    wait::standing,
+    wait::group_progress,
     words::{self, count},
 };
 
@@ -18,7 +18,7 @@ use crate::{
 const ROOMY: usize = 16;
 
 /// Never more lines than the screen has, and none wider.
-pub(super) fn draw(seen: &[Seen], size: Size, now: Timestamp) -> Vec<String> {
+pub(super) fn draw(seen: &[ShardView], size: Size, now: Timestamp) -> Vec<String> {
     let mut lines = vec![title(seen, now)];
     let parts = [shards(seen, now), groups(seen, now), instances(seen, now), events(seen, now)];
     let gap = usize::from(ROOMY <= size.height);
@@ -63,11 +63,11 @@ fn printable(line: &str, width: usize) -> String {
     line.chars().take(width).map(|it| if it.is_control() { ' ' } else { it }).collect()
 }
 
-fn title(seen: &[Seen], now: Timestamp) -> String {
-    let pictures = || seen.iter().filter_map(|it| it.picture.as_ref());
-    let n_groups = pictures().map(|it| it.groups.len()).sum::<usize>();
-    let n_instances = pictures().map(|it| it.instances.len()).sum::<usize>();
-    let lost = match seen.iter().filter(|it| it.lost.is_some()).count() {
+fn title(seen: &[ShardView], now: Timestamp) -> String {
+    let states = || seen.iter().filter_map(|it| it.state.as_ref());
+    let n_groups = states().map(|it| it.groups.len()).sum::<usize>();
+    let n_instances = states().map(|it| it.instances.len()).sum::<usize>();
+    let lost = match seen.iter().filter(|it| it.disconnected.is_some()).count() {
         0 => String::new(),
         n => format!(" ({n} lost)"),
     };
@@ -78,31 +78,31 @@ fn title(seen: &[Seen], now: Timestamp) -> String {
 }
 
 /// A shard's name, with the word that what is shown of it is old.
-fn of(seen: &Seen) -> String {
-    if seen.lost.is_some() { format!("{} (lost)", seen.shard) } else { seen.shard.to_string() }
+fn of(seen: &ShardView) -> String {
+    if seen.disconnected.is_some() { format!("{} (lost)", seen.shard) } else { seen.shard.to_string() }
 }
 
-fn shards(seen: &[Seen], now: Timestamp) -> Vec<String> {
+fn shards(seen: &[ShardView], now: Timestamp) -> Vec<String> {
     let mut table =
         Table::new(&["SHARD", "STATE", "LEADER", ">EPOCH", "CONFIG", ">GROUPS", ">INSTANCES", ">HEARD", "PROBLEM"]);
     // Who is lost must not be what does not fit.
-    let (lost, well): (Vec<&Seen>, Vec<&Seen>) = seen.iter().partition(|it| it.lost.is_some());
+    let (lost, well): (Vec<&ShardView>, Vec<&ShardView>) = seen.iter().partition(|it| it.disconnected.is_some());
     for it in lost.into_iter().chain(well) {
-        let status = it.picture.as_ref().map(|it| &it.status);
+        let status = it.state.as_ref().map(|it| &it.status);
         let number = |of: Option<usize>| of.map(|it| it.to_string()).unwrap_or_default();
-        let problem = match (&it.lost, status) {
+        let problem = match (&it.disconnected, status) {
             (Some(error), _) => error.message.clone(),
             (None, Some(status)) => status.apply_errors.join("; "),
             (None, None) => String::new(),
         };
         table.row([
             it.shard.to_string(),
-            if it.lost.is_some() { "lost" } else { "ok" }.to_owned(),
+            if it.disconnected.is_some() { "lost" } else { "ok" }.to_owned(),
             status.map(|it| it.leader_id.clone()).unwrap_or_default(),
             status.map(|it| it.epoch.to_string()).unwrap_or_default(),
             status.map(|it| it.etag.chars().take(12).collect()).unwrap_or_default(),
-            number(it.picture.as_ref().map(|it| it.groups.len())),
-            number(it.picture.as_ref().map(|it| it.instances.len())),
+            number(it.state.as_ref().map(|it| it.groups.len())),
+            number(it.state.as_ref().map(|it| it.instances.len())),
             it.as_of.map(|at| words::span(now.since(at))).unwrap_or_default(),
             problem,
         ]);
@@ -110,18 +110,18 @@ fn shards(seen: &[Seen], now: Timestamp) -> Vec<String> {
     table.lines(false)
 }
 
-fn groups(seen: &[Seen], now: Timestamp) -> Vec<String> {
+fn groups(seen: &[ShardView], now: Timestamp) -> Vec<String> {
     let mut table = Table::new(&["GROUP", "SHARD", "STANDING", "HELD BACK BY"]);
     for shard in seen {
-        let Some(picture) = &shard.picture else { continue };
+        let Some(state) = &shard.state else { continue };
         let mut members: BTreeMap<&str, Vec<&InstanceStatusResponse>> = BTreeMap::new();
-        for it in picture.instances.values().filter(|it| !it.on_demand) {
+        for it in state.instances.values().filter(|it| !it.on_demand) {
             members.entry(it.group.as_str()).or_default().push(it);
         }
-        for group in picture.groups.values() {
+        for group in state.groups.values() {
             let members = members.remove(group.key.as_str()).unwrap_or_default();
             let holds: Vec<&str> = group.holds.iter().map(|it| it.kind.as_str()).collect();
-            let standing = standing(group, &members, true, now).join(", ");
+            let standing = group_progress(group, &members, true, now).join(", ");
             table.row([group.key.clone(), of(shard), standing, holds.join(", ")]);
         }
     }
@@ -138,9 +138,9 @@ fn rank(it: &InstanceStatusResponse) -> usize {
     }
 }
 
-fn instances(seen: &[Seen], now: Timestamp) -> Vec<String> {
+fn instances(seen: &[ShardView], now: Timestamp) -> Vec<String> {
     let all = seen.iter().flat_map(|shard| {
-        let instances = shard.picture.iter().flat_map(|it| it.instances.values());
+        let instances = shard.state.iter().flat_map(|it| it.instances.values());
         instances.map(move |it| (shard, it))
     });
     let mut all: Vec<_> = all.collect();
@@ -155,9 +155,9 @@ fn instances(seen: &[Seen], now: Timestamp) -> Vec<String> {
 }
 
 /// The newest first: the oldest are those that do not fit.
-fn events(seen: &[Seen], now: Timestamp) -> Vec<String> {
+fn events(seen: &[ShardView], now: Timestamp) -> Vec<String> {
     let all = seen.iter().flat_map(|shard| shard.events.iter().map(move |it| (shard, &**it)));
-    let mut all: Vec<(&Seen, &Event)> = all.collect();
+    let mut all: Vec<(&ShardView, &Event)> = all.collect();
     all.sort_by_key(|(_, it)| view::time(it.at.as_ref()));
     let mut table = Table::new(&[">AGO", "SEVERITY", "SHARD", "OF", "REASON", "MESSAGE"]);
     for (shard, it) in all.iter().rev() {

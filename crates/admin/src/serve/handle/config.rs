@@ -18,7 +18,7 @@ use crate::view;
 pub(in super::super) async fn status(app: Arc<App>, call: Call) -> Result<Reply, Trouble> {
     let shards = looked_at(&app, &call)?;
     let answers = shards.each(|mut client| async move {
-        let status = client.config().await?;
+        let status = client.config_status().await?;
         Ok(Done::new(StatusCode::OK, view::config_status(&client.shard, &status)))
     });
     gather("shards", answers.await)

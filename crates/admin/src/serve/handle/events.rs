@@ -9,6 +9,10 @@ use std::{
 use axum::body::{Body, Bytes};
 use futures::stream;
 use http::StatusCode;
+use nstance_client::{
+    ResumeToken,
+    live::{EventHistory, ShardEvent, dropped_events},
+};
 use nstance_core::time::Timestamp;
 use nstance_proto::v1::Severity;
 use serde_json::{Map, Value, json};
@@ -22,10 +26,7 @@ use super::{
     },
     looked_at,
 };
-use crate::{
-    live::{Past, Position, Told, gap},
-    view,
-};
+use crate::view;
 
 /// Something is said at least this often, so that whoever stands between does not take us for dead.
 const KEEPALIVE: Duration = Duration::from_secs(15);
@@ -83,7 +84,7 @@ impl Filter {
         }
     }
 
-    fn wants(&self, told: &Told) -> bool {
+    fn wants(&self, told: &ShardEvent) -> bool {
         let event = &told.event;
         self.shards.contains(&told.shard)
             && self.min_severity <= event.severity
@@ -95,12 +96,12 @@ impl Filter {
 
 pub(in super::super) async fn list(app: Arc<App>, call: Call) -> Result<Reply, Trouble> {
     let shards = looked_at(&app, &call)?;
-    let names = shards.targets().iter().map(|it| it.shard.clone()).collect();
+    let names = shards.names().map(str::to_owned).collect();
     let (filter, follow) = (Filter::of(&app, &call, names), call.flag("follow"));
     // Before the past is looked at: what comes meanwhile is heard twice rather than never.
-    let coming = app.live.listen();
-    let past = app.live.past(&shards);
-    let errors: Vec<_> = past.iter().filter_map(|it| it.lost.clone()).collect();
+    let coming = app.live.subscribe_events();
+    let past = app.live.event_history(&shards);
+    let errors: Vec<_> = past.iter().filter_map(|it| it.disconnected.clone()).collect();
     let times: Map<String, Value> =
         past.iter().filter_map(|it| Some((it.shard.clone(), it.as_of?.to_string().into()))).collect();
     let told = in_order(past);
@@ -128,13 +129,13 @@ pub(in super::super) async fn list(app: Arc<App>, call: Call) -> Result<Reply, T
 
 /// By their times, but never against the order in which a shard told them: a new leader may have decided something before
 /// the last word of the old one, and a reader would take what comes after a later one for told already.
-fn in_order(past: Vec<Past>) -> Vec<Told> {
+fn in_order(past: Vec<EventHistory>) -> Vec<ShardEvent> {
     let mut all = Vec::new();
     for it in past {
         let mut latest = None;
         for event in it.events {
             latest = latest.max(view::time(event.at.as_ref()));
-            all.push((latest, Told { shard: it.shard.clone(), event }));
+            all.push((latest, ShardEvent { shard: it.shard.clone(), event }));
         }
     }
     all.sort_by_key(|(latest, _)| *latest);
@@ -142,9 +143,9 @@ fn in_order(past: Vec<Past>) -> Vec<Told> {
 }
 
 /// `dev-1=7-12,dev-2=9-3`: where a reader is in the history of each shard.
-fn places(text: &str) -> BTreeMap<String, Position> {
+fn places(text: &str) -> BTreeMap<String, ResumeToken> {
     let parts = text.split(',').filter_map(|it| it.split_once('='));
-    parts.filter_map(|(shard, token)| Some((shard.to_owned(), Position::parse(token)?))).collect()
+    parts.filter_map(|(shard, token)| Some((shard.to_owned(), ResumeToken::parse(token)?))).collect()
 }
 
 /// One who reads a stream.
@@ -152,9 +153,9 @@ struct Reader {
     filter: Filter,
     form: Form,
     /// How far it came, by shard.
-    places: BTreeMap<String, Position>,
-    waiting: VecDeque<Told>,
-    coming: Option<tokio::sync::broadcast::Receiver<Arc<Told>>>,
+    places: BTreeMap<String, ResumeToken>,
+    waiting: VecDeque<ShardEvent>,
+    coming: Option<tokio::sync::broadcast::Receiver<Arc<ShardEvent>>>,
     app: Arc<App>,
 }
 
@@ -170,7 +171,7 @@ impl Reader {
                         biased;
                         () = self.app.stop.cancelled() => return None,
                         heard = coming.recv() => match heard {
-                            Ok(told) => Told::clone(&told),
+                            Ok(told) => ShardEvent::clone(&told),
                             Err(RecvError::Closed) => return None,
                             // The numbers of the next events show how many of whom.
                             Err(RecvError::Lagged(_)) => continue,
@@ -189,9 +190,9 @@ impl Reader {
 
     /// An event that is new to this reader, and wanted. What is missing before it is told in any case: among what was lost
     /// there may be something that is wanted.
-    fn take(&mut self, told: Told) -> Option<String> {
+    fn take(&mut self, told: ShardEvent) -> Option<String> {
         let mut n_missed = 0;
-        let position = Position::parse(&told.event.resume_token);
+        let position = ResumeToken::parse(&told.event.resume_token);
         if let Some(position) = position {
             let before = self.places.get(&told.shard).copied();
             if before.is_some_and(|before| position <= before) {
@@ -208,7 +209,7 @@ impl Reader {
         };
         let mut text = String::new();
         if 0 < n_missed && self.filter.shards.contains(&told.shard) {
-            text.push_str(&self.said(&view::event(&told.shard, &gap(n_missed))));
+            text.push_str(&self.said(&view::event(&told.shard, &dropped_events(n_missed))));
         }
         if let Some(position) = position {
             self.places.insert(told.shard.clone(), position);
@@ -250,7 +251,12 @@ mod tests {
             at: Some(prost_types::Timestamp { seconds, nanos: 0 }),
             ..Event::default()
         };
-        let past = |shard: &str, events: Vec<Event>| Past { shard: shard.to_owned(), events, as_of: None, lost: None };
+        let past = |shard: &str, events: Vec<Event>| EventHistory {
+            shard: shard.to_owned(),
+            events,
+            as_of: None,
+            disconnected: None,
+        };
         // The clocks of two leaders.
         let one = past("dev-1", vec![event("1-1", 10), event("1-2", 30), event("2-1", 20), event("2-2", 50)]);
         let two = past("dev-2", vec![event("7-1", 15), event("7-2", 40)]);
@@ -263,6 +269,6 @@ mod tests {
     fn places_of_a_reader_are_read_back() {
         let read = places("dev-1=7-12,nonsense,dev-2=9-3,dev-3=x");
         assert_eq!(read.len(), 2);
-        assert_eq!(Some(&read["dev-2"]), Position::parse("9-3").as_ref());
+        assert_eq!(Some(&read["dev-2"]), ResumeToken::parse("9-3").as_ref());
     }
 }

@@ -3,6 +3,7 @@
 use std::sync::Arc;
 
 use http::StatusCode;
+use nstance_client::{Answers, ShardClient, Shards};
 use nstance_proto::v1::{
     DeleteGroupRequest, ExplainRequest, GroupStatus, PlanRequest, UpsertGroupRequest, explain_request::Target,
 };
@@ -20,20 +21,19 @@ use super::{
 };
 use crate::{
     rehearse::{Names, check_etag, check_new},
-    shards::{Answers, Client, Shards},
     view,
 };
 
 pub(in super::super) async fn list(app: Arc<App>, call: Call) -> Result<Reply, Trouble> {
     let shards = looked_at(&app, &call)?;
     let answers = recall::groups(&app, &shards).await;
-    listed("groups", answers.shown(|shard, groups| groups.iter().map(|it| view::group(shard, it)).collect()))
+    listed("groups", recall::shown(&answers, |shard, groups| groups.iter().map(|it| view::group(shard, it)).collect()))
 }
 
 pub(in super::super) async fn show(app: Arc<App>, call: Call) -> Result<Reply, Trouble> {
     let (shards, key) = (looked_at(&app, &call)?, &call.named("group"));
     let answers = of_those_that_have_it(recall::group(&app, &shards, key).await);
-    listed("groups", answers.shown(|shard, group| vec![view::group(shard, group)]))
+    listed("groups", recall::shown(&answers, |shard, group| vec![view::group(shard, group)]))
 }
 
 pub(in super::super) async fn explain(app: Arc<App>, call: Call) -> Result<Reply, Trouble> {
@@ -97,12 +97,8 @@ fn deletion(shard: &str, group: &GroupStatus) -> Value {
 pub(in super::super) async fn scale(app: Arc<App>, call: Call) -> Result<Reply, Trouble> {
     let shards = chosen(&app, &call)?;
     let (key, size, victims) = (call.said("group"), ask::scaled_size(&call), ask::victims(&call));
-    let sizes = if call.is("total") {
-        parted(&shards, &key, size, &victims).await?
-    } else {
-        vec![size; shards.targets().len()]
-    };
-    let by_shard: Vec<(String, i32)> = shards.targets().iter().map(|it| it.shard.clone()).zip(sizes).collect();
+    let sizes = if call.is("total") { parted(&shards, &key, size, &victims).await? } else { vec![size; shards.len()] };
+    let by_shard: Vec<(String, i32)> = shards.names().map(str::to_owned).zip(sizes).collect();
     let (by_shard, key, victims) = (&by_shard, &key, &victims);
     let answers = shards.each(|mut client| async move {
         let size = by_shard.iter().find(|(shard, _)| *shard == client.shard).map_or(size, |(_, size)| *size);
@@ -161,7 +157,7 @@ async fn rehearse(shards: &Shards, request: &UpsertGroupRequest) -> Answers<Done
         .await
 }
 
-async fn has(client: &mut Client, key: &str) -> Result<bool, tonic::Status> {
+async fn has(client: &mut ShardClient, key: &str) -> Result<bool, tonic::Status> {
     match client.group(key).await {
         Ok(_) => Ok(true),
         Err(status) if status.code() == Code::NotFound => Ok(false),
@@ -172,7 +168,7 @@ async fn has(client: &mut Client, key: &str) -> Result<bool, tonic::Status> {
 /// Etags are a shard's own: one cannot be held against several.
 fn expected_etag(shards: &Shards, call: &Call) -> Result<String, Trouble> {
     let Some(text) = call.text("If-Match") else { return Ok(String::new()) };
-    if 1 < shards.targets().len() {
+    if 1 < shards.len() {
         let message = "an etag is one shard's: say one shard, or leave it out";
         return Err(Trouble::bad_request(vec![problem("If-Match", message)]));
     }

@@ -3,6 +3,7 @@
 use std::{sync::Arc, time::Duration};
 
 use http::StatusCode;
+use nstance_client::{ShardClient, Shards, wire_duration};
 use nstance_proto::v1::{
     DeleteInstanceRequest, DrainAckRequest, ExplainRequest, GetInstanceStatusRequest, InstanceStatusResponse,
     ListInstancesRequest, ReplaceInstanceRequest, explain_request::Target,
@@ -21,7 +22,6 @@ use super::{
 };
 use crate::{
     drains::{self, Blocker, Drain},
-    shards::{Client, Shards, wire_duration},
     view,
 };
 
@@ -52,7 +52,7 @@ pub(in super::super) async fn list(app: Arc<App>, call: Call) -> Result<Reply, T
 }
 
 fn page(document: &mut Value, shards: &Shards, cursor: Option<&str>, limit: usize) {
-    let order = |shard: &str| shards.targets().iter().position(|it| it.shard == shard);
+    let order = |shard: &str| shards.position(shard);
     let place = |it: &Value| {
         let id = it["instance_id"].as_str().unwrap_or_default().to_owned();
         (order(it["shard"].as_str().unwrap_or_default()), id)
@@ -88,7 +88,7 @@ pub(in super::super) async fn why(app: Arc<App>, call: Call) -> Result<Reply, Tr
 }
 
 async fn found(shards: &Shards, id: &str) -> Result<(String, (Value, Value)), Trouble> {
-    let ask = |mut client: Client| async move {
+    let ask = |mut client: ShardClient| async move {
         let instance = status(&mut client, id).await?;
         let request = ExplainRequest { target: Some(Target::InstanceId(id.to_owned())) };
         let explained = client.service.explain(request).await?.into_inner();
@@ -97,7 +97,7 @@ async fn found(shards: &Shards, id: &str) -> Result<(String, (Value, Value)), Tr
     shards.find(&format!("instance {id}"), ask).await.map_err(|errors| Trouble::of_shards(&errors))
 }
 
-async fn status(client: &mut Client, id: &str) -> Result<InstanceStatusResponse, tonic::Status> {
+async fn status(client: &mut ShardClient, id: &str) -> Result<InstanceStatusResponse, tonic::Status> {
     let request = GetInstanceStatusRequest { instance_id: id.to_owned(), max_age: None };
     Ok(client.service.get_instance_status(request).await?.into_inner())
 }
@@ -126,14 +126,14 @@ pub(in super::super) async fn create(app: Arc<App>, call: Call) -> Result<Reply,
 async fn at_its_shard<T, F>(
     app: &App,
     call: &Call,
-    ask: impl Fn(Client, InstanceStatusResponse) -> F,
+    ask: impl Fn(ShardClient, InstanceStatusResponse) -> F,
 ) -> Result<(String, T), Trouble>
 where
     F: Future<Output = Result<T, tonic::Status>>,
 {
     let (shards, id) = (looked_at(app, call)?, call.named("id"));
     let (ask, id) = (&ask, &id);
-    let find = |mut client: Client| async move {
+    let find = |mut client: ShardClient| async move {
         let instance = status(&mut client, id).await?;
         ask(client, instance).await
     };

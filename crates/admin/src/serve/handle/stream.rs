@@ -8,6 +8,7 @@ use std::{collections::VecDeque, sync::Arc, time::Duration};
 
 use axum::body::{Body, Bytes};
 use futures::stream;
+use nstance_client::live::{Change, LogEntry, ReadStart, ShardView};
 use nstance_core::time::Timestamp;
 use serde_json::{Map, Value, json};
 use tokio::{
@@ -24,10 +25,7 @@ use super::{
     events::{Form, form},
     looked_at, names,
 };
-use crate::{
-    live::{Delta, Entry, Opening, Seen},
-    view,
-};
+use crate::view;
 
 /// Something is said at least this often, so that whoever stands between does not take us for dead, and a dashboard knows
 /// how old the rest is.
@@ -38,7 +36,7 @@ const BATCH: usize = 64;
 
 pub(in super::super) async fn stream(app: Arc<App>, call: Call) -> Result<Reply, Trouble> {
     let shards = looked_at(&app, &call)?;
-    let shards: Vec<String> = shards.targets().iter().map(|it| it.shard.clone()).collect();
+    let shards: Vec<String> = shards.names().map(str::to_owned).collect();
     let chosen = names(&call);
     let scope = if chosen.is_empty() { Vec::new() } else { shards.clone() };
     let ids = Ids { life: app.life.clone(), scope: scope.join(".") };
@@ -49,8 +47,8 @@ pub(in super::super) async fn stream(app: Arc<App>, call: Call) -> Result<Reply,
         Form::Sse
     };
     let place = call.text("Last-Event-ID").and_then(|it| ids.number(it));
-    // Before the board is looked at: what comes meanwhile wakes us once too often rather than never.
-    let changes = app.live.changes();
+    // Before the state is read: a change in between wakes us once too often rather than never.
+    let changes = app.live.subscribe();
     let mut reader = Reader {
         opening: VecDeque::new(),
         at: 0,
@@ -93,7 +91,7 @@ impl Ids {
 /// What is said before the changes.
 enum Said {
     Begin { resumed: bool },
-    Snapshot(Box<Seen>),
+    Snapshot(Box<ShardView>),
     Ready,
 }
 
@@ -113,13 +111,13 @@ struct Reader {
 
 impl Reader {
     fn open(&mut self, place: Option<u64>) {
-        match (self.app.live.open(place), place) {
-            (Opening::Resumed, Some(number)) => {
+        match (self.app.live.start_reading(place), place) {
+            (ReadStart::Resumed, Some(number)) => {
                 self.at = number;
                 self.opening.push_back(Said::Begin { resumed: true });
             }
-            (Opening::Resumed, None) => {}
-            (Opening::Fresh(seen, last), _) => {
+            (ReadStart::Resumed, None) => {}
+            (ReadStart::FullState(seen, last), _) => {
                 self.at = last;
                 let wanted = seen.into_iter().filter(|it| self.shards.iter().any(|shard| **shard == *it.shard));
                 self.opening.push_back(Said::Begin { resumed: false });
@@ -143,7 +141,7 @@ impl Reader {
                 return Some(self.message(None, "pulse", &json!({"type": "pulse", "as_of": self.ages()})));
             }
             self.changes.borrow_and_update();
-            let Ok(entries) = self.app.live.after(self.at, BATCH) else {
+            let Ok(entries) = self.app.live.changes_after(self.at, BATCH) else {
                 self.follow = false;
                 let problem = "the stream was not read fast enough; it begins anew with the next request";
                 return Some(self.message(None, "cut", &json!({"type": "cut", "problem": problem})));
@@ -182,9 +180,9 @@ impl Reader {
         }
     }
 
-    fn changed(&self, entry: &Entry) -> String {
+    fn changed(&self, entry: &LogEntry) -> String {
         let id = self.ids.id(entry.number);
-        let (kind, mut value) = delta(&entry.shard, &entry.delta);
+        let (kind, mut value) = change(&entry.shard, &entry.change);
         (value["type"], value["id"], value["shard"]) = (kind.into(), id.as_str().into(), (*entry.shard).into());
         value["as_of"] = time(entry.as_of);
         self.message(Some(&id), kind, &value)
@@ -200,7 +198,7 @@ impl Reader {
 
     /// When each shard was last heard of; none that never was.
     fn ages(&self) -> Map<String, Value> {
-        let seen = self.app.live.seen().into_iter();
+        let seen = self.app.live.views().into_iter();
         let wanted = seen.filter(|it| self.shards.iter().any(|shard| **shard == *it.shard));
         wanted.filter_map(|it| Some((it.shard.to_string(), it.as_of?.to_string().into()))).collect()
     }
@@ -211,14 +209,14 @@ fn time(at: Option<Timestamp>) -> Value {
 }
 
 /// A shard that was never reached has `null` where another has lists: nobody knows what it has.
-fn snapshot(seen: &Seen) -> Value {
-    let (shard, picture) = (&*seen.shard, seen.picture.as_ref());
+fn snapshot(seen: &ShardView) -> Value {
+    let (shard, picture) = (&*seen.shard, seen.state.as_ref());
     json!({
         "type": "snapshot",
         "shard": shard,
         "as_of": time(seen.as_of),
-        "reachable": seen.lost.is_none(),
-        "problem": seen.lost.as_ref().map(|it| it.message.as_str()),
+        "reachable": seen.disconnected.is_none(),
+        "problem": seen.disconnected.as_ref().map(|it| it.message.as_str()),
         "status": picture.map(|it| view::config_status(shard, &it.status)),
         "groups": picture.map(|it| it.groups.values().map(|it| view::group(shard, it)).collect::<Vec<_>>()),
         "instances": picture.map(|it| it.instances.values().map(|it| view::instance(shard, it)).collect::<Vec<_>>()),
@@ -227,15 +225,15 @@ fn snapshot(seen: &Seen) -> Value {
 }
 
 /// What kind of change it is, and what is its own in it.
-fn delta(shard: &str, delta: &Delta) -> (&'static str, Value) {
-    match delta {
-        Delta::Snapshot(seen) => ("snapshot", snapshot(seen)),
-        Delta::Status(it) => ("status", json!({"status": view::config_status(shard, it)})),
-        Delta::Group(it) => ("group", json!({"group": view::group(shard, it)})),
-        Delta::GroupGone(key) => ("group_gone", json!({"group": key})),
-        Delta::Instance(it) => ("instance", json!({"instance": view::instance(shard, it)})),
-        Delta::Event(it) => ("event", json!({"event": view::event(shard, it)})),
-        Delta::Lost(error) => ("lost", json!({"code": view::code_of(error), "problem": error.message})),
+fn change(shard: &str, change: &Change) -> (&'static str, Value) {
+    match change {
+        Change::Connected(seen) => ("snapshot", snapshot(seen)),
+        Change::Status(it) => ("status", json!({"status": view::config_status(shard, it)})),
+        Change::Group(it) => ("group", json!({"group": view::group(shard, it)})),
+        Change::GroupDeleted(key) => ("group_gone", json!({"group": key})),
+        Change::Instance(it) => ("instance", json!({"instance": view::instance(shard, it)})),
+        Change::Event(it) => ("event", json!({"event": view::event(shard, it)})),
+        Change::Disconnected(error) => ("lost", json!({"code": view::code_of(error), "problem": error.message})),
     }
 }
 

@@ -24,7 +24,7 @@ pub(in super::super) async fn openapi(app: Arc<App>, _: Call) -> Result<Reply, T
 }
 
 pub(in super::super) async fn metrics(app: Arc<App>, _: Call) -> Result<Reply, Trouble> {
-    let text = app.metrics.text(&app.live.up());
+    let text = app.metrics.text(&app.live.connected());
     Ok(Reply::text("text/plain; version=0.0.4; charset=utf-8", text))
 }
 

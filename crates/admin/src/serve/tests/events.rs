@@ -1,9 +1,9 @@
 //! Events over HTTP: what one reader is told of what all shards tell.
 
+use nstance_client::live::Update;
 use nstance_proto::v1::Event;
 
 use super::*;
-use crate::live::News;
 
 /// Reads events of one group, and tells each in short.
 struct Reading {
@@ -48,7 +48,7 @@ async fn what_is_missing_is_told_also_before_an_event_that_is_not_wanted() {
         fixture
             .app
             .live
-            .take(at, News::Event(Box::new(Event { resume_token, group, reason, dropped, ..Event::default() })));
+            .apply(at, Update::Event(Box::new(Event { resume_token, group, reason, dropped, ..Event::default() })));
     };
     let mut reading = Reading::open(&fixture, "group=web&shard=dev-1").await;
     tell(0, "7-1", "web", 0);

@@ -1,26 +1,26 @@
 //! Reads that are answered from memory. No shard of these tests answers, so whatever is answered is from memory, and
 //! whoever asks a shard is told that it does not answer.
 
+use nstance_client::{
+    ShardError,
+    live::{MAX_AGE, ShardState, SnapshotStart, Update},
+};
 use nstance_proto::v1::{ConfigStatusResponse, GroupStatus};
 use tonic::Code;
 
 use super::*;
-use crate::{
-    live::{Begun, FRESH, News, Picture},
-    shards::ShardError,
-};
 
 fn group(key: &str, size: i32) -> GroupStatus {
     GroupStatus { key: key.into(), size, ..GroupStatus::default() }
 }
 
-fn whole(writes: u64) -> News {
-    let picture = Picture {
+fn whole(n_writes: u64) -> Update {
+    let state = ShardState {
         status: Arc::new(ConfigStatusResponse { epoch: 7, ..ConfigStatusResponse::default() }),
         groups: [("web".to_owned(), Arc::new(group("web", 2)))].into(),
-        ..Picture::default()
+        ..ShardState::default()
     };
-    News::Whole(Box::new(picture), Begun { writes, instances_at: None })
+    Update::Snapshot(Box::new(state), SnapshotStart { n_writes, instances_at: None })
 }
 
 impl Fixture {
@@ -57,9 +57,9 @@ async fn groups_are_answered_from_memory_with_their_age() {
     let fixture = Fixture::quiet();
     assert_eq!(fixture.groups("/api/v1/groups").await, Err(503), "nothing is known, so it is asked");
     for at in [0, 1] {
-        fixture.app.live.take(at, whole(0));
+        fixture.app.live.apply(at, whole(0));
     }
-    fixture.app.live.take(1, News::Group(Box::new(group("db", 1)), None));
+    fixture.app.live.apply(1, Update::Group(Box::new(group("db", 1)), None));
     assert_eq!(fixture.groups("/api/v1/groups").await.unwrap(), ["dev-1 web 2", "dev-2 db 1", "dev-2 web 2"]);
     assert_eq!(fixture.groups("/api/v1/groups?shard=dev-2").await.unwrap(), ["dev-2 db 1", "dev-2 web 2"]);
     assert_eq!(fixture.groups("/api/v1/groups/db").await.unwrap(), ["dev-2 db 1"]);
@@ -70,13 +70,13 @@ async fn groups_are_answered_from_memory_with_their_age() {
     let first = fixture.get("/api/v1/groups").await;
     let etag = first.headers[header::ETAG].to_str().unwrap().to_owned();
     tokio::time::advance(Duration::from_secs(4)).await;
-    fixture.app.live.take(0, News::Alive);
+    fixture.app.live.apply(0, Update::Alive);
     let second = fixture.get("/api/v1/groups").await;
     let age = |answered: &Answered, shard: &str| answered.document["as_of"][shard].as_str().unwrap().to_owned();
     assert!(age(&first, "dev-1") < age(&second, "dev-1"));
     assert_eq!(age(&first, "dev-2"), age(&second, "dev-2"), "it was not heard of since");
     assert_eq!(fixture.get_if("/api/v1/groups", &etag).await.status, 304, "older, and the same");
-    fixture.app.live.take(0, News::Group(Box::new(group("web", 3)), None));
+    fixture.app.live.apply(0, Update::Group(Box::new(group("web", 3)), None));
     assert_eq!(fixture.get_if("/api/v1/groups", &etag).await.status, 200);
 }
 
@@ -84,18 +84,18 @@ async fn groups_are_answered_from_memory_with_their_age() {
 async fn a_shard_that_is_lost_or_silent_is_asked() {
     let fixture = Fixture::quiet();
     for at in [0, 1] {
-        fixture.app.live.take(at, whole(0));
+        fixture.app.live.apply(at, whole(0));
     }
-    tokio::time::advance(FRESH - Duration::from_millis(1)).await;
-    fixture.app.live.take(1, News::Alive);
+    tokio::time::advance(MAX_AGE - Duration::from_millis(1)).await;
+    fixture.app.live.apply(1, Update::Alive);
     assert_eq!(fixture.get("/api/v1/groups").await.status, 200);
     tokio::time::advance(Duration::from_millis(1)).await;
     let answered = fixture.get("/api/v1/groups").await;
     assert_eq!((answered.status, &answered.document["errors"][0]["shard"]), (207, &json!("dev-1")), "silent");
     assert_eq!(answered.document["as_of"].as_object().unwrap().keys().collect::<Vec<_>>(), ["dev-2"]);
-    fixture.app.live.take(0, News::Alive);
+    fixture.app.live.apply(0, Update::Alive);
     assert_eq!(fixture.get("/api/v1/groups").await.status, 200);
-    fixture.app.live.take(1, News::Lost(ShardError::new("dev-2", Code::Unavailable, "gone")));
+    fixture.app.live.apply(1, Update::Disconnected(ShardError::new("dev-2", Code::Unavailable, "gone")));
     let answered = fixture.get("/api/v1/groups").await;
     assert_eq!((answered.status, &answered.document["errors"][0]["shard"]), (207, &json!("dev-2")), "lost");
 }
@@ -105,7 +105,7 @@ async fn who_changed_something_here_never_reads_what_was_before() {
     let fixture = Fixture::quiet();
     let live = fixture.app.live.clone();
     for at in [0, 1] {
-        live.take(at, whole(0));
+        live.apply(at, whole(0));
     }
     let scaled = Request::post("/group/scale?shard=dev-1")
         .header(header::HOST, "localhost")
@@ -117,24 +117,24 @@ async fn who_changed_something_here_never_reads_what_was_before() {
     let answered = fixture.get("/api/v1/groups").await;
     assert_eq!((answered.status, &answered.document["errors"][0]["shard"]), (207, &json!("dev-1")), "only that one");
     // Neither what the stream tells nor a picture that was begun before is proof.
-    live.take(0, News::Group(Box::new(group("web", 2)), None));
-    live.take(0, whole(0));
+    live.apply(0, Update::Group(Box::new(group("web", 2)), None));
+    live.apply(0, whole(0));
     assert_eq!(fixture.get("/api/v1/groups").await.status, 207);
     // A list that was asked for afterwards is.
-    let asked = live.asking("dev-1");
-    live.listed(asked, &[group("web", 3)], "7-5");
+    let asked = live.begin_list("dev-1");
+    live.merge_groups(asked, &[group("web", 3)], "7-5");
     assert_eq!(fixture.groups("/api/v1/groups?shard=dev-1").await.unwrap(), ["dev-1 web 3"]);
     // What was on its way since before the list changes nothing any more, what is newer does.
-    let place = |text: &str| crate::live::Position::parse(text);
-    live.take(0, News::Group(Box::new(group("web", 2)), place("7-5")));
+    let place = |text: &str| nstance_client::ResumeToken::parse(text);
+    live.apply(0, Update::Group(Box::new(group("web", 2)), place("7-5")));
     assert_eq!(fixture.groups("/api/v1/groups?shard=dev-1").await.unwrap(), ["dev-1 web 3"]);
-    live.take(0, News::Group(Box::new(group("web", 4)), place("7-6")));
+    live.apply(0, Update::Group(Box::new(group("web", 4)), place("7-6")));
     assert_eq!(fixture.groups("/api/v1/groups?shard=dev-1").await.unwrap(), ["dev-1 web 4"]);
     // So is a whole picture that was begun afterwards.
-    drop(live.writing(&fixture.app.shards));
+    drop(live.begin_write(&fixture.app.shards));
     assert_eq!(fixture.get("/api/v1/groups").await.status, 503);
-    live.take(0, whole(2));
-    live.take(1, whole(1));
+    live.apply(0, whole(2));
+    live.apply(1, whole(1));
     assert_eq!(fixture.get("/api/v1/groups").await.status, 200);
 }
 
@@ -142,7 +142,7 @@ async fn who_changed_something_here_never_reads_what_was_before() {
 async fn what_only_shards_know_is_asked_for() {
     let fixture = Fixture::quiet();
     for at in [0, 1] {
-        fixture.app.live.take(at, whole(0));
+        fixture.app.live.apply(at, whole(0));
     }
     for path in ["/api/v1/instances", "/api/v1/drains", "/api/v1/plan", "/api/v1/explain/group/web", "/config/status"] {
         assert_eq!(fixture.get(path).await.status, 503, "{path}");

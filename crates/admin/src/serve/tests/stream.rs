@@ -1,16 +1,16 @@
 //! The stream of changes: what a reader is told of what the shards tell us. Here the shards' words are given; that they
 //! come as given is shown with real shards, in the tests of the whole.
 
+use nstance_client::{
+    ShardError,
+    live::{ShardState, SnapshotStart, Update},
+};
 use nstance_proto::v1::{ConfigStatusResponse, Event, GroupStatus, InstanceStatusResponse};
 use tonic::Code;
 
 use super::{
     super::{handle::stream::PULSE, schema::named, stall::STALL},
     *,
-};
-use crate::{
-    live::{Begun, News, Picture},
-    shards::ShardError,
 };
 
 const ID: &str = "tst06bgm7733st2576nx5jht4ecjw";
@@ -19,21 +19,21 @@ fn group(key: &str, size: i32) -> GroupStatus {
     GroupStatus { key: key.into(), size, ..GroupStatus::default() }
 }
 
-fn resized(size: i32) -> News {
-    News::Group(Box::new(group("web", size)), None)
+fn resized(size: i32) -> Update {
+    Update::Group(Box::new(group("web", size)), None)
 }
 
 fn instance(status: &str) -> InstanceStatusResponse {
     InstanceStatusResponse { instance_id: ID.into(), status: status.into(), ..InstanceStatusResponse::default() }
 }
 
-fn whole(size: i32) -> News {
-    let picture = Box::new(Picture {
+fn whole(size: i32) -> Update {
+    let state = Box::new(ShardState {
         status: Arc::new(ConfigStatusResponse { epoch: 7, leader_id: "one".into(), ..ConfigStatusResponse::default() }),
         groups: [("web".to_owned(), Arc::new(group("web", size)))].into(),
         instances: [(ID.to_owned(), Arc::new(instance("running")))].into(),
     });
-    News::Whole(picture, Begun::default())
+    Update::Snapshot(state, SnapshotStart::default())
 }
 
 /// One who reads, message by message.
@@ -105,7 +105,7 @@ impl Reading {
 async fn a_stream_begins_with_everything_and_goes_on_with_what_changes() {
     let fixture = Fixture::quiet();
     let live = &fixture.app.live;
-    live.take(0, whole(2));
+    live.apply(0, whole(2));
     let mut reading = Reading::open(&fixture, "", None).await;
     let opening = [
         "begin resumed=false",
@@ -115,24 +115,27 @@ async fn a_stream_begins_with_everything_and_goes_on_with_what_changes() {
         "ready",
     ];
     reading.says(&opening).await;
-    live.take(0, resized(3));
-    live.take(0, News::Instance(Box::new(instance("deleted")), None));
-    live.take(0, News::Event(Box::new(Event { resume_token: "7-1".into(), reason: "New".into(), ..Event::default() })));
+    live.apply(0, resized(3));
+    live.apply(0, Update::Instance(Box::new(instance("deleted")), None));
+    live.apply(
+        0,
+        Update::Event(Box::new(Event { resume_token: "7-1".into(), reason: "New".into(), ..Event::default() })),
+    );
     reading.says(&["group dev-1 3", "instance dev-1 deleted", "event dev-1 New"]).await;
-    live.take(0, News::Lost(ShardError::new("dev-1", Code::Unavailable, "gone")));
+    live.apply(0, Update::Disconnected(ShardError::new("dev-1", Code::Unavailable, "gone")));
     reading.says(&["lost dev-1 gone"]).await;
     // Who comes now is told what was known, and that it is old.
     let mut late = Reading::open(&fixture, "?shard=dev-1&follow=false", None).await;
     late.says(&["begin resumed=false", "snapshot dev-1 reachable=false 1 0", "ready", "end"]).await;
-    live.take(0, whole(4));
-    live.take(1, whole(1));
+    live.apply(0, whole(4));
+    live.apply(1, whole(1));
     reading.says(&["snapshot dev-1 reachable=true 1 1", "snapshot dev-2 reachable=true 1 1"]).await;
 }
 
 #[tokio::test(start_paused = true)]
 async fn a_stream_of_lines_says_the_same() {
     let fixture = Fixture::quiet();
-    fixture.app.live.take(0, whole(2));
+    fixture.app.live.apply(0, whole(2));
     let asked = Request::get("/api/v1/stream?follow=false")
         .header(header::HOST, "localhost")
         .header(header::AUTHORIZATION, bearer(VIEWER))
@@ -150,18 +153,18 @@ async fn a_stream_of_lines_says_the_same() {
 async fn who_comes_back_is_told_what_was_missed_or_everything_anew() {
     let fixture = Fixture::quiet();
     let live = &fixture.app.live;
-    live.take(0, whole(2));
+    live.apply(0, whole(2));
     let mut reading = Reading::open(&fixture, "?shard=dev-1", None).await;
     let all = ["begin resumed=false", "snapshot dev-1 reachable=true 1 1", "ready"];
     // Nobody goes on from the midst of a snapshot.
     assert_eq!(reading.short().await.1.as_deref(), Some(""));
     assert_eq!(reading.short().await.1, None);
     let ready = reading.short().await.1.unwrap();
-    live.take(0, resized(3));
+    live.apply(0, resized(3));
     let third = reading.says(&["group dev-1 3"]).await.unwrap();
     drop(reading);
-    live.take(1, whole(9));
-    live.take(0, resized(4));
+    live.apply(1, whole(9));
+    live.apply(0, resized(4));
     for (id, missed) in [(&ready, &["group dev-1 3", "group dev-1 4"][..]), (&third, &["group dev-1 4"])] {
         let mut reading = Reading::open(&fixture, "?shard=dev-1", Some(id)).await;
         reading.says(&["begin resumed=true"]).await;
@@ -172,7 +175,7 @@ async fn who_comes_back_is_told_what_was_missed_or_everything_anew() {
         assert_eq!(Reading::open(&fixture, query, Some(&id)).await.short().await.0, "begin resumed=false");
     }
     for size in 0..5000 {
-        live.take(0, resized(size));
+        live.apply(0, resized(size));
     }
     Reading::open(&fixture, "?shard=dev-1", Some(&third)).await.says(&all).await;
 }
@@ -183,7 +186,7 @@ async fn a_reader_that_is_too_far_behind_is_cut_off() {
     let mut reading = Reading::open(&fixture, "?shard=dev-1", None).await;
     reading.says(&["begin resumed=false", "snapshot dev-1 reachable=false unknown unknown", "ready"]).await;
     for size in 0..5000 {
-        fixture.app.live.take(0, resized(size));
+        fixture.app.live.apply(0, resized(size));
     }
     reading.says(&["cut", "end"]).await;
 }
@@ -191,14 +194,14 @@ async fn a_reader_that_is_too_far_behind_is_cut_off() {
 #[tokio::test(start_paused = true)]
 async fn a_quiet_stream_says_how_old_everything_is() {
     let fixture = Fixture::quiet();
-    fixture.app.live.take(0, whole(2));
+    fixture.app.live.apply(0, whole(2));
     let mut reading = Reading::open(&fixture, "", None).await;
     for _ in 0..4 {
         reading.next().await;
     }
     let began = tokio::time::Instant::now();
     for n in 1..4 {
-        fixture.app.live.take(0, News::Alive);
+        fixture.app.live.apply(0, Update::Alive);
         let (id, pulse) = reading.next().await.unwrap();
         assert_eq!((id, &pulse["type"], began.elapsed()), (None, &json!("pulse"), n * PULSE));
         let ages = pulse["as_of"].as_object().unwrap();
@@ -210,7 +213,7 @@ async fn a_quiet_stream_says_how_old_everything_is() {
 #[tokio::test(start_paused = true)]
 async fn a_reader_that_takes_nothing_is_given_up() {
     let fixture = Fixture::quiet();
-    fixture.app.live.take(0, whole(2));
+    fixture.app.live.apply(0, whole(2));
     let (ours, mut theirs) = tokio::io::duplex(256);
     let peer = Peer { address: "127.0.0.1".parse().unwrap(), certificate: None };
     let head = format!("GET /api/v1/stream HTTP/1.1\r\nHost: localhost\r\nAuthorization: Bearer {FULL}\r\n\r\n");

@@ -1,12 +1,12 @@
 use std::sync::Arc;
 
 use expect_test::expect;
+use nstance_client::{ShardError, live::ShardState};
 use nstance_proto::v1::{BootReport, BootStage, ConfigStatusResponse, GroupStatus, PlanHold, Severity};
 use proptest::prelude::*;
 use tonic::Code;
 
 use super::*;
-use crate::{live::Picture, shards::ShardError};
 
 /// 2023-11-14T22:13:20Z
 const NOW: Timestamp = Timestamp::from_millis(1_700_000_000_000);
@@ -46,7 +46,7 @@ fn event(seconds: i64, severity: Severity, reason: &str, message: &str) -> Arc<E
 }
 
 /// One shard with something of everything, one that is lost, one that never was there.
-fn cluster() -> Vec<Seen> {
+fn cluster() -> Vec<ShardView> {
     let hold = PlanHold { kind: "CreatePaused".into(), ..PlanHold::default() };
     let web = GroupStatus { key: "web".into(), size: 3, ready_size: 1, holds: vec![hold], ..GroupStatus::default() };
     let all = [
@@ -61,31 +61,31 @@ fn cluster() -> Vec<Seen> {
         etag: "0123456789abcdef".into(),
         ..ConfigStatusResponse::default()
     };
-    let picture = Picture {
+    let state = ShardState {
         status: Arc::new(status),
         groups: [("web".to_owned(), Arc::new(web))].into(),
         instances: all.into_iter().map(|it| (it.instance_id.clone(), Arc::new(it))).collect(),
     };
-    let live = Seen {
+    let live = ShardView {
         shard: "dev-1".into(),
-        lost: None,
+        disconnected: None,
         as_of: Some(NOW.minus(std::time::Duration::from_secs(2))),
-        picture: Some(Arc::new(picture)),
+        state: Some(Arc::new(state)),
         events: vec![
             event(60, Severity::Info, "GroupChanged", "size 2 -> 3"),
             event(5, Severity::Warning, "InstanceUnhealthy", "no word since 30 s"),
         ],
     };
     let gone = instance("far", "running", "healthy", 60);
-    let picture = Picture { instances: [("far".to_owned(), Arc::new(gone))].into(), ..Picture::default() };
-    let lost = Seen {
+    let state = ShardState { instances: [("far".to_owned(), Arc::new(gone))].into(), ..ShardState::default() };
+    let lost = ShardView {
         shard: "dev-2".into(),
-        lost: Some(ShardError::new("dev-2", Code::Unavailable, "connection refused")),
+        disconnected: Some(ShardError::new("dev-2", Code::Unavailable, "connection refused")),
         as_of: Some(NOW.minus(std::time::Duration::from_secs(75))),
-        picture: Some(Arc::new(picture)),
+        state: Some(Arc::new(state)),
         events: Vec::new(),
     };
-    let never = Seen { shard: "dev-3".into(), as_of: None, picture: None, ..lost.clone() };
+    let never = ShardView { shard: "dev-3".into(), as_of: None, state: None, ..lost.clone() };
     vec![live, lost, never]
 }
 

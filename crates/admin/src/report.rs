@@ -1,45 +1,41 @@
-//! What shards refused, told on stderr: every shard, every problem, and each next step once.
+//! Reports the errors of shards on stderr: every shard, every problem, and each next step once.
 
+use nstance_client::{Answers, ShardError};
 use nstance_proto::v1::Problem;
 use serde_json::Value;
 
-use crate::{
-    args::Context,
-    exit::Exit,
-    shards::{Answers, ShardError},
-    view,
-};
+use crate::{args::Context, exit::Exit, failure::next_step, view};
 
-/// Tells what failed, and how the whole command ended.
-pub fn ended<T>(context: &Context, answers: &Answers<T>) -> Exit {
-    refusals(context, &answers.errors);
+/// Reports what failed, and answers how the whole command ended.
+pub fn outcome<T>(context: &Context, answers: &Answers<T>) -> Exit {
+    print_errors(context, &answers.errors);
     Exit::of_shards(answers.ok.len(), &answers.errors)
 }
 
-/// The same where no shard did it.
-pub fn lost(context: &Context, errors: &[ShardError]) -> Exit {
-    refusals(context, errors);
+/// The same if no shard succeeded.
+pub fn all_failed(context: &Context, errors: &[ShardError]) -> Exit {
+    print_errors(context, errors);
     Exit::of_shards(0, errors)
 }
 
-pub fn refusals(context: &Context, errors: &[ShardError]) {
+pub fn print_errors(context: &Context, errors: &[ShardError]) {
     for line in lines(errors, context.debug) {
         context.output.note(&line);
     }
 }
 
-/// For the document that the answers are part of.
-pub fn documents(errors: &[ShardError]) -> Vec<Value> {
+/// The errors as part of a JSON document with the answers.
+pub fn error_documents(errors: &[ShardError]) -> Vec<Value> {
     errors.iter().map(view::error).collect()
 }
 
 fn lines(errors: &[ShardError], debug: bool) -> Vec<String> {
-    let (mut lines, mut nexts) = (Vec::new(), Vec::new());
+    let (mut lines, mut next_steps) = (Vec::new(), Vec::new());
     for error in errors {
         match error.problems.as_slice() {
             [] => lines.push(format!("error: {error}")),
             [one] => lines.push(format!("error: {}: {}", error.shard, problem(one))),
-            // The message has them too, all in one line.
+            // The message contains them too, all in one line.
             all => {
                 lines.push(format!("error: {}: {} problems", error.shard, all.len()));
                 lines.extend(all.iter().map(|it| format!("  {}", problem(it))));
@@ -48,13 +44,13 @@ fn lines(errors: &[ShardError], debug: bool) -> Vec<String> {
         if debug && !error.request_id.is_empty() {
             lines.push(format!("  request id: {}", error.request_id));
         }
-        nexts.extend(error.next().filter(|it| !nexts.contains(it)));
+        next_steps.extend(next_step(error).filter(|it| !next_steps.contains(it)));
     }
-    lines.extend(nexts.iter().map(|it| format!("next: {it}")));
+    lines.extend(next_steps.iter().map(|it| format!("next: {it}")));
     lines
 }
 
-/// `path:line:column: message (suggestion)`, as far as there is a place.
+/// `path:line:column: message (suggestion)`, as far as they are known.
 pub fn problem(it: &Problem) -> String {
     let place = if it.line == 0 { String::new() } else { format!("{}:{}: ", it.line, it.column) };
     let path = if it.path.is_empty() { String::new() } else { format!("{}: ", it.path) };
