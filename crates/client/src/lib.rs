@@ -28,6 +28,8 @@ pub mod shards;
 
 pub mod renewal;
 
+pub mod registration;
+
 pub mod resume_token;
 
 pub mod events;
@@ -40,6 +42,7 @@ pub use self::{
     connection::Connection,
     error::{NextStep, ShardError},
     identity::{Identity, IdentityError, RenewedIdentity, SaveIdentity},
+    registration::Registration,
     renewal::RenewError,
     resume_token::ResumeToken,
     shard_client::{ShardClient, wire_duration},

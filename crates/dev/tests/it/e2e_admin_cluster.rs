@@ -8,20 +8,18 @@ use std::{
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     sync::Arc,
+    time::Duration,
 };
 
 use crate::e2e_common::{Env, ids, text};
+use nstance_client::{Registration, ShardError, Target};
 use nstance_config::{Checks, Config, load};
 use nstance_identity::{
     ca::Bundle,
     keys::KeyPair,
-    link::{Address, TcpNet, dial},
-    tls::client_config,
+    link::{Address, TcpNet},
 };
-use nstance_proto::{
-    refusal::reason_of,
-    v1::{RegisterClientRequest, RegisterClientResponse, registration_service_client::RegistrationServiceClient},
-};
+use nstance_proto::v1::RegisterClientResponse;
 use nstance_rt::{clock::SystemClock, entropy::SystemEntropy};
 use serde_json::{Value, json};
 
@@ -76,17 +74,13 @@ fn config(env: &Env) -> Config {
     load("config", &bytes, &Checks::offline_any()).config.unwrap()
 }
 
-async fn register(env: &Env, nonce: &str, key: &KeyPair) -> Result<RegisterClientResponse, tonic::Status> {
+async fn register(env: &Env, nonce: &str, key: &KeyPair) -> Result<RegisterClientResponse, ShardError> {
     let bundle = Bundle::parse(&fs::read(env.dir().join("cli-operator-identity/ca.crt")).unwrap()).unwrap();
-    let tls = client_config(&bundle, None, Arc::new(SystemClock)).unwrap();
     let address = Address { host: "127.0.0.1".into(), port: config(env).server.advertise.registration.port };
-    let link = dial(&TcpNet, &tls, &address).await.unwrap();
-    let request = RegisterClientRequest {
-        registration_nonce_jwt: nonce.to_owned(),
-        public_key_pem: key.public_key_pem().into_bytes(),
-        ..Default::default()
-    };
-    Ok(RegistrationServiceClient::new(link.channel).register_operator(request).await?.into_inner())
+    let target = Target { shard: "dev-1".to_owned(), addresses: vec![address] };
+    let clock = Arc::new(SystemClock);
+    let registration = Registration { ca_bundle: &bundle, nonce, key, client_version: "test", clock };
+    registration.register(&TcpNet, &target, Duration::from_secs(10)).await
 }
 
 #[tokio::test]
@@ -178,7 +172,7 @@ async fn a_nonce_registers_one_operator_once(env: &Env, temp: &Path) {
     .unwrap();
     ok(env, &["shards", "--identity-dir", dir.to_str().unwrap()]).await;
     let refused = register(env, &nonce, &other).await.unwrap_err();
-    assert_eq!(reason_of(&refused).as_deref(), Some("NONCE_USED"), "{refused}");
+    assert_eq!(refused.reason, "NONCE_USED", "{refused}");
 
     let said = admin(env, &["cluster", "nonce", "--cluster-id", "another", "--output", "-"]).await;
     assert_eq!(said.exit, 64, "{}", said.all);
