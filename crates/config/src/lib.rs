@@ -6,7 +6,7 @@
 //! ```
 //! use nstance_config::{Checks, load};
 //!
-//! let loaded = load("config/dev-1.jsonc", b"{ \"sever\": {} }", &Checks::offline_any());
+//! let loaded = load("config/dev-1.jsonc", b"{ \"sever\": {} }", &Checks::offline(nstance_schemas::ALL));
 //! assert!(loaded.config.is_none());
 //! assert_eq!(loaded.report.problems[0].help.as_deref(), Some("did you mean `server`?"));
 //! ```

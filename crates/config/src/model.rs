@@ -11,7 +11,10 @@ use std::{
 
 use nstance_core::{
     ids::{ClusterId, GroupRef, Kind, LbKey, Shard, SubnetPool, Tenant},
-    ports::schema::ProviderSchema,
+    ports::{
+        provider::LoadBalancer,
+        schema::{KindFacts, ProviderSchema},
+    },
     value::{Object, Value},
 };
 
@@ -44,24 +47,46 @@ macro_rules! choices {
     };
 }
 
-choices!(
-    /// Where instances come from.
-    ProviderKind { Aws "aws", Gcp "gcp", Proxmox "proxmox", Process "process", Tmux "tmux", Fake "fake", }
-);
+/// Where instances come from: one of the kinds that the config was checked with.
+#[derive(Clone, Copy)]
+pub struct ProviderKind(pub(crate) &'static dyn ProviderSchema);
 
 impl ProviderKind {
-    /// Whether it serves development only; those may do things that would be unsafe in earnest.
+    pub fn as_str(self) -> &'static str {
+        self.0.kind()
+    }
+
+    pub fn facts(self) -> KindFacts {
+        self.0.facts()
+    }
+
+    /// Whether it serves development only; may do things that would be unsafe in production.
     pub fn is_dev(self) -> bool {
-        matches!(self, Self::Process | Self::Tmux | Self::Fake)
+        self.facts().is_dev
     }
 
-    /// Whether agents are started by userdata here.
-    pub(crate) fn needs_userdata(self) -> bool {
-        matches!(self, Self::Aws | Self::Gcp | Self::Proxmox)
+    pub fn schema(self) -> &'static dyn ProviderSchema {
+        self.0
     }
+}
 
-    pub(crate) fn needs_instance_type(self) -> bool {
-        matches!(self, Self::Aws | Self::Gcp)
+impl PartialEq for ProviderKind {
+    fn eq(&self, other: &Self) -> bool {
+        self.as_str() == other.as_str()
+    }
+}
+
+impl Eq for ProviderKind {}
+
+impl fmt::Debug for ProviderKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
+    }
+}
+
+impl fmt::Display for ProviderKind {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.as_str())
     }
 }
 
@@ -126,7 +151,6 @@ pub struct Config {
     pub defaults: Defaults,
     pub templates: BTreeMap<String, Template>,
     pub groups: BTreeMap<GroupRef, StaticGroup>,
-    pub(crate) schema: Option<&'static dyn ProviderSchema>,
 }
 
 impl fmt::Debug for Config {
@@ -151,9 +175,10 @@ pub struct Server {
     pub leader_election: LeaderElection,
     pub garbage_collection: GarbageCollection,
     pub expiry: Expiry,
-    /// Refill time of one create token; zero is unlimited.
-    pub create_rate_limit: Duration,
-    pub create_burst: u32,
+    /// Refill time of one create token; zero is unlimited, `None` the provider's own.
+    pub create_rate_limit: Option<Duration>,
+    /// Size of the bucket of create tokens; `None` is the provider's own.
+    pub create_burst: Option<u32>,
     pub max_parallel_creates: u32,
     pub health_check_interval: Duration,
     pub shutdown_grace: Duration,
@@ -266,7 +291,7 @@ pub struct Advertise {
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LeaderNetwork {
     pub ip: IpAddr,
-    /// Present exactly on aws.
+    /// Where the provider moves a network interface: the one that moves.
     pub interface_id: Option<String>,
 }
 
@@ -404,13 +429,6 @@ pub struct CaSpec {
     /// Without `dns`, `ip` and `uri`, which a CA does not have.
     pub names: CertificateNames,
     pub ttl: Duration,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum LoadBalancer {
-    Aws { target_group_arns: Vec<String> },
-    Gcp { instance_group_name: String, backend_service_name: Option<String> },
-    Dev,
 }
 
 #[derive(Debug, Clone, PartialEq, Default)]

@@ -81,6 +81,9 @@ codes! {
     UnusedOverride "unused-override" Warning,
     TwoConfigs "two-configs" Warning,
     UndefinedVar "undefined-var" Warning,
+    DeprecatedArg "deprecated-arg" Warning,
+    TwoBalancers "two-balancers" Warning,
+    ProviderWarning "provider-warning" Warning,
 }
 
 impl fmt::Display for Code {

@@ -430,7 +430,7 @@ impl<'a> Fields<'a> {
     }
 }
 
-fn suggest_key(key: &str, known: &[&'static str]) -> Option<String> {
+pub(crate) fn suggest_key(key: &str, known: &[&'static str]) -> Option<String> {
     let snake = snake_case(key);
     if known.contains(&snake.as_str()) {
         return Some(format!("did you mean `{snake}`?"));

@@ -7,6 +7,7 @@ mod check;
 mod files;
 mod groups;
 mod images;
+mod provider;
 mod server;
 mod sites;
 mod templates;
@@ -21,7 +22,7 @@ use nstance_core::{
 
 use crate::{
     jsonc,
-    model::{Config, ProviderKind},
+    model::Config,
     path::Path,
     problems::{Code, Problem, Problems, Report},
     raw::{At, Fields, string_map},
@@ -29,28 +30,16 @@ use crate::{
 
 /// What a config is held against besides itself.
 pub struct Checks<'a> {
-    /// The schema of a provider kind; `None` if this build does not have that provider.
-    pub schema: &'a dyn Fn(ProviderKind) -> Option<&'static dyn ProviderSchema>,
+    /// Every provider kind there is, whether or not this build can run it.
+    pub schemas: &'static [&'static dyn ProviderSchema],
     /// The shard that this server serves, if it serves one.
     pub shard: Option<&'a Shard>,
 }
 
 impl Checks<'static> {
-    /// Takes every provider with any options and args: for tests, and for tools that know no provider.
-    pub fn offline_any() -> Self {
-        Self { schema: &|_| Some(&AnySchema), shard: None }
-    }
-}
-
-struct AnySchema;
-
-impl ProviderSchema for AnySchema {
-    fn check_options(&self, _: &Object) -> Vec<nstance_core::ports::schema::SchemaProblem> {
-        Vec::new()
-    }
-
-    fn check_args(&self, _: &Object) -> Vec<nstance_core::ports::schema::SchemaProblem> {
-        Vec::new()
+    /// What can be known of a config alone.
+    pub fn offline(schemas: &'static [&'static dyn ProviderSchema]) -> Self {
+        Self { schemas, shard: None }
     }
 }
 
@@ -122,9 +111,10 @@ fn read(root: &At<'_>, checks: &Checks<'_>) -> Option<Config> {
     top.finish();
 
     let tenants = groups::read_tenants(tenants_at.as_ref());
-    let images = images_at.map(|at| images::read_images(&at, kind)).unwrap_or_default();
+    let images = images_at.map(|at| images::read_images(&at, kind, checks)).unwrap_or_default();
     let certificates = images::read_certificates(certificates_at.as_ref(), kind);
-    let load_balancers = load_balancers_at.as_ref().map(|at| images::read_load_balancers(at, kind)).unwrap_or_default();
+    let load_balancers =
+        load_balancers_at.as_ref().map(|at| images::read_load_balancers(at, kind, checks)).unwrap_or_default();
     let defaults = defaults_at.map(|at| templates::read_defaults(&at)).unwrap_or_default();
     let known = templates::Known {
         kind,
@@ -141,7 +131,6 @@ fn read(root: &At<'_>, checks: &Checks<'_>) -> Option<Config> {
     let groups = groups_at.map(|at| groups::read_groups(&at, &known_groups)).unwrap_or_default();
 
     let server = server?;
-    let schema = kind.and_then(|kind| (checks.schema)(kind));
     let mut all = tenants;
     all.insert(Tenant::default_tenant());
     Some(Config {
@@ -153,7 +142,6 @@ fn read(root: &At<'_>, checks: &Checks<'_>) -> Option<Config> {
         defaults,
         templates,
         groups,
-        schema,
     })
 }
 

@@ -3,8 +3,6 @@
 //! No other room knows a cloud. An adapter never decides; it performs one call and says exactly what it knows
 //! afterwards: only a provider's own word makes an absence, and everything else is "unknown".
 
-pub mod schema;
-
 pub mod process;
 
 pub mod fake;
@@ -12,5 +10,3 @@ pub mod fake;
 pub mod faulty;
 
 pub mod contract;
-
-mod duration;

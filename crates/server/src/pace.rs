@@ -39,7 +39,12 @@ pub struct Pace {
 
 impl Pace {
     pub fn of(server: &Server) -> Self {
-        Self { refill: server.create_rate_limit, burst: server.create_burst, max_parallel: server.max_parallel_creates }
+        let own = server.provider.kind.facts().create_pace;
+        Self {
+            refill: server.create_rate_limit.unwrap_or(own.refill),
+            burst: server.create_burst.unwrap_or(own.burst),
+            max_parallel: server.max_parallel_creates,
+        }
     }
 }
 

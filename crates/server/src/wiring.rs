@@ -8,7 +8,7 @@ use std::{
 
 use anyhow::{Context, bail};
 use nstance_config::{
-    Config, ProviderKind,
+    Config,
     model::{Address, EncryptionKey, KeyProvider, SecretsProvider},
 };
 use nstance_core::ports::{
@@ -74,6 +74,9 @@ fn encryption_keys(key: &EncryptionKey) -> anyhow::Result<Vec<nstance_store::key
     Ok(loaded.keys)
 }
 
+/// Provider kinds that this build can run. A config may name any kind; a server of another build may be meant by it.
+const PROVIDERS: [&str; 2] = ["process", "fake"];
+
 pub fn provider(
     config: &Config,
     clock: Arc<dyn Clock>,
@@ -83,8 +86,8 @@ pub fn provider(
 ) -> anyhow::Result<Arc<dyn Provider>> {
     let server = &config.server;
     let owner = Owner { cluster: server.cluster_id.clone(), shard: server.shard.clone() };
-    match server.provider.kind {
-        ProviderKind::Process => {
+    match server.provider.kind.as_str() {
+        "process" => {
             let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("nstance-agent")));
             let agent = beside.filter(|path| path.exists()).unwrap_or_else(|| PathBuf::from("nstance-agent"));
             let base = std::env::current_dir().context("find the working directory")?;
@@ -92,12 +95,16 @@ pub fn provider(
                 .context("server.provider.options")?;
             Ok(Arc::new(ProcessProvider::new(options, clock, tasks.clone()).on_machine(machine)))
         }
-        ProviderKind::Fake => {
+        "fake" => {
             let options = nstance_providers::fake::FakeOptions::from_options(&server.provider.options)
                 .context("server.provider.options")?;
             Ok(Arc::new(FakeProvider::new(owner, clock, entropy, options).with_self(machine)))
         }
-        other => bail!("provider {other} is not part of this build"),
+        other => bail!(
+            "provider {other} is not part of this build, which has {}; \
+             start a build of nstance-server that has it, or choose another server.provider.kind",
+            PROVIDERS.join(" and ")
+        ),
     }
 }
 

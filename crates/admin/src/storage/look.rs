@@ -68,7 +68,7 @@ impl Cluster {
     pub async fn config(&self, shard: &Shard) -> Result<Option<ShardConfig>, StoreError> {
         for key in config_keys(shard) {
             let Some(object) = self.get(&key).await? else { continue };
-            let checks = Checks { shard: Some(shard), ..Checks::offline_any() };
+            let checks = Checks { schemas: nstance_schemas::ALL, shard: Some(shard) };
             let loaded = load(&key, &object.body, &checks);
             let config = loaded.config.map(Box::new).ok_or_else(|| loaded.report.text().trim_end().to_owned());
             return Ok(Some(ShardConfig { shard: shard.clone(), key, etag: object.etag, config }));

@@ -119,7 +119,7 @@ fn config_is_checked_without_any_server() {
     expect![[r#"
         $ nstance-admin config validate -
         stdin: valid, 0 warnings
-        note: what the provider takes is known to servers only; add --shard NAME to ask one
+        note: the live groups were not looked at; add --shard NAME to have its server check the file against them
         [exit 0]
     "#]]
     .assert_eq(&good);

@@ -20,7 +20,7 @@ const LAYERS: &str = r#"{
 }"#;
 
 pub(crate) fn config() -> Config {
-    let loaded = load("layers", LAYERS.as_bytes(), &Checks::offline_any());
+    let loaded = load("layers", LAYERS.as_bytes(), &Checks::offline(nstance_schemas::ANY));
     loaded.config.unwrap_or_else(|| panic!("{}", loaded.report.text()))
 }
 

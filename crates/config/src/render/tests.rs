@@ -285,7 +285,7 @@ fn fetched_userdata_is_held_against_its_checksum() {
       "templates": { "tst": { "kind": "tst", "arch": "amd64", "subnet_pool": "one", "userdata": { "templateUrl": "https://x/",
         "sha256": "2CF24DBA5FB0A30E26E83B2AC5B9E29E1B161E5C1FA7425E73043362938B9824" } } },
       "groups": { "web": { "template": "tst" } } }"#;
-    let loaded = crate::load("userdata", config.as_bytes(), &crate::Checks::offline_any());
+    let loaded = crate::load("userdata", config.as_bytes(), &crate::Checks::offline(nstance_schemas::ALL));
     let config = loaded.config.unwrap();
     let group = config.merge(&crate::merge::tests::group_ref("default", "web"), None).unwrap();
     assert_eq!(render_fetched_userdata(&group, &data(), b"hello"), Ok(Some("hello".to_owned())));

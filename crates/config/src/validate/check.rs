@@ -8,20 +8,23 @@ use std::collections::BTreeSet;
 
 use nstance_core::{
     ids::GroupRef,
-    ports::schema::{ProviderSchema, SchemaFault, SchemaProblem},
+    ports::schema::{ArgsContext, GroupContext, SchemaFault, SchemaProblem},
     value::{Object, Value},
 };
 
-use super::sites::{self, Site};
+use super::{
+    provider::{value_path, without_misspelt},
+    sites::{self, Site},
+};
 use crate::{
     jsonc::{Node, Pos},
     merge::{MergedGroup, merge_args},
     model::{Config, FileSpec, Template, UserdataSource},
     path::{Found, Path, Step, locate},
-    problems::{Code, Problem, Problems, suggest},
+    problems::{Code, Problem, Problems, Severity, suggest},
     render::{
-        Context, Fault, Program, RenderErrorKind, Renderer, render_certificate, render_file, render_userdata,
-        sample_data,
+        Context, Fault, Program, RenderErrorKind, Renderer, render_args, render_certificate, render_file,
+        render_userdata, sample_data,
     },
 };
 
@@ -85,11 +88,13 @@ fn is_broken(problems: &Problems, name: &str, template: &Template) -> bool {
 }
 
 impl Config {
-    /// Checks a merged group that did not come from the file; its problems name fields and have no place.
+    /// Checks a merged group that did not come from the file; its problems name fields and have no place. Warnings do
+    /// not stand in its way.
     pub(crate) fn check_merged(&self, group: &MergedGroup) -> Result<(), Vec<Problem>> {
         let problems = Problems::default();
         check_merged(&problems, self, group, &Nowhere, &BTreeSet::new());
-        let list = problems.into_list();
+        let mut list = problems.into_list();
+        list.retain(|it| it.severity == Severity::Error);
         if list.is_empty() { Ok(()) } else { Err(list) }
     }
 }
@@ -210,7 +215,7 @@ fn check_sites(problems: &Problems, tree: &Node, config: &Config) -> BTreeSet<Pa
 
 fn check_userdata(problems: &Problems, tree: &Node, config: &Config, name: &str, template: &Template) {
     let none = template.userdata.is_none() && config.defaults.userdata.is_none();
-    if none && config.server.provider.kind.needs_userdata() {
+    if none && config.server.provider.kind.facts().needs_userdata {
         let path = Path::of(&["templates", name]);
         let message = format!("template {name} has no userdata, so no agent would start on its instances");
         let problem = Problem::new(Code::NoUserdata, path.to_string(), locate(tree, &path).key, message);
@@ -221,15 +226,9 @@ fn check_userdata(problems: &Problems, tree: &Node, config: &Config, name: &str,
 /// A template that only groups of the API may use: what they will set is not known yet.
 fn check_unused(problems: &Problems, tree: &Node, config: &Config, name: &str, template: &Template) {
     let places = InFile { tree, group: Path::of(&["templates", name]), template: name };
-    if let Some(schema) = config.schema {
-        check_args(
-            problems,
-            config,
-            schema,
-            &merge_args(&merge_args(&Object::new(), &config.defaults.args), &template.args),
-            &places,
-        );
-    }
+    let args = merge_args(&merge_args(&Object::new(), &config.defaults.args), &template.args);
+    let found = config.server.provider.kind.schema().check_args(&args, ArgsContext { size: None });
+    report_args(problems, config, &args, found, &places);
     let all = sites::of_template(name, template)
         .into_iter()
         .chain(sites::of_certificates(config, template))
@@ -265,16 +264,14 @@ fn check_merged(
     places: &dyn Places,
     refused: &BTreeSet<Path>,
 ) {
-    if group.instance_type.is_none() && config.server.provider.kind.needs_instance_type() {
+    if group.instance_type.is_none() && config.server.provider.kind.facts().needs_instance_type {
         let (path, found) = places.resolve(&Path::of(&["instance_type"]));
         let message = format!("group {} has no instance type", group.group);
         let problem = Problem::new(Code::Missing, path.to_string(), found.value, message);
         problems.push(problem.with_help("set `instance_type` in the group or its template"));
     }
-    if let Some(schema) = config.schema {
-        check_types(problems, schema, group, places);
-        check_args(problems, config, schema, &group.args, places);
-    }
+    check_types(problems, config, group, places);
+    check_parts(problems, config, group, places);
     let data = sample_data(config, group);
     let renderers = [Context::Userdata, Context::Args, Context::File, Context::Certificate]
         .map(|context| (context, Renderer::new(context, &data)));
@@ -296,6 +293,13 @@ fn check_merged(
             problems.push(fault_problem(config, &fault, &path, found.value, &name, &places.layers()));
         }
     }
+    let rendered = render_args(group, &data).ok().filter(|_| good);
+    let (schema, size) = (config.server.provider.kind.schema(), ArgsContext { size: Some(group.size) });
+    let found = match &rendered {
+        Some(args) => schema.check_rendered_args(args, size),
+        None => schema.check_args(&group.args, size),
+    };
+    report_args(problems, config, &group.args, found, places);
     if good {
         check_results(problems, group, &data, places);
     }
@@ -334,7 +338,8 @@ fn check_results(problems: &Problems, group: &MergedGroup, data: &crate::render:
     }
 }
 
-fn check_types(problems: &Problems, schema: &dyn ProviderSchema, group: &MergedGroup, places: &dyn Places) {
+fn check_types(problems: &Problems, config: &Config, group: &MergedGroup, places: &dyn Places) {
+    let schema = config.server.provider.kind.schema();
     let fallbacks = group.instance_type_fallbacks.iter().enumerate();
     let fallbacks = fallbacks.map(|(i, it)| (Path::of(&["instance_type_fallbacks"]).index(i), it));
     let own = group.instance_type.iter().map(|it| (Path::of(&["instance_type"]), it));
@@ -346,11 +351,39 @@ fn check_types(problems: &Problems, schema: &dyn ProviderSchema, group: &MergedG
     }
 }
 
-fn check_args(problems: &Problems, config: &Config, schema: &dyn ProviderSchema, args: &Object, places: &dyn Places) {
+/// Parts of the group against each other.
+fn check_parts(problems: &Problems, config: &Config, group: &MergedGroup, places: &dyn Places) {
+    let load_balancers: Vec<&Object> =
+        group.load_balancers.iter().filter_map(|key| config.load_balancers.get(key)).map(|it| &it.spec).collect();
+    let parts = GroupContext { args: &group.args, subnets: &group.subnets, load_balancers: &load_balancers };
+    for SchemaProblem { path, what, help } in config.server.provider.kind.schema().check_group(parts) {
+        let (code, message) = match what {
+            SchemaFault::Conflict { message } => (Code::Conflict, message),
+            SchemaFault::TwoBalancers { message } => (Code::TwoBalancers, message),
+            SchemaFault::Warning { message } | SchemaFault::Deprecated { message } => (Code::ProviderWarning, message),
+            SchemaFault::BadValue { message } => (Code::BadValue, message),
+            SchemaFault::UnknownKey { .. }
+            | SchemaFault::ManagedKey { .. }
+            | SchemaFault::WrongType { .. }
+            | SchemaFault::Missing { .. } => (Code::BadValue, "this does not suit the rest of the group".to_owned()),
+        };
+        let steps: Vec<&str> = path.iter().map(String::as_str).collect();
+        let (path, found) = places.resolve(&Path::of(&steps));
+        let mut problem =
+            Problem::new(code, path.to_string(), found.value, format!("group {}: {message}", group.group));
+        problem.help = help;
+        problems.push(problem);
+    }
+}
+
+/// Reports what a schema found in `args`, which may have been rendered since they were merged.
+fn report_args(problems: &Problems, config: &Config, args: &Object, found: Vec<SchemaProblem>, places: &dyn Places) {
     let provider = config.server.provider.kind;
-    for SchemaProblem { path, what } in schema.check_args(args) {
+    let root = Value::Object(args.clone());
+    for SchemaProblem { path, what, help: own_help } in without_misspelt(found) {
         let key = path.last().map_or("", String::as_str);
-        let mut below = args_path(args, &path);
+        let mut below = value_path(Path::of(&["args"]), &root, &path);
+        let mut code = Code::ProviderArgs;
         let (message, help, at_key) = match what {
             SchemaFault::UnknownKey { known } => {
                 (format!("provider {provider} has no arg `{key}`"), suggest(key, "known", known), true)
@@ -361,36 +394,30 @@ fn check_args(problems: &Problems, config: &Config, schema: &dyn ProviderSchema,
             SchemaFault::WrongType { expected } => (format!("expected {expected}"), None, false),
             SchemaFault::BadValue { message } => (message, None, false),
             SchemaFault::Missing { key } => {
+                let place = if path.is_empty() { "args".to_owned() } else { format!("`{below}`") };
+                let help = format!("add \"{key}\" to {place}");
                 below = below.key(key);
-                (format!("provider {provider} needs arg `{key}`"), Some(format!("add \"{key}\" to args")), false)
+                (format!("provider {provider} needs arg `{key}`"), Some(help), false)
+            }
+            SchemaFault::Conflict { message } => {
+                code = Code::Conflict;
+                (message, None, true)
+            }
+            SchemaFault::Deprecated { message } => {
+                code = Code::DeprecatedArg;
+                (message, None, true)
+            }
+            SchemaFault::Warning { message } | SchemaFault::TwoBalancers { message } => {
+                code = Code::ProviderWarning;
+                (message, None, true)
             }
         };
         let (path, found) = places.resolve(&below);
         let pos = if at_key { found.key } else { found.value };
-        let mut problem = Problem::new(Code::ProviderArgs, path.to_string(), pos, message);
-        problem.help = help;
+        let mut problem = Problem::new(code, path.to_string(), pos, message);
+        problem.help = own_help.or(help);
         problems.push(problem);
     }
-}
-
-/// A schema's path, whose steps into lists are numbers in words.
-fn args_path(args: &Object, steps: &[String]) -> Path {
-    let mut path = Path::of(&["args"]);
-    let root = Value::Object(args.clone());
-    let mut value = Some(&root);
-    for step in steps {
-        match (value, step.parse::<usize>()) {
-            (Some(Value::Array(items)), Ok(index)) => {
-                path = path.index(index);
-                value = items.get(index);
-            }
-            (it, _) => {
-                path = path.key(step);
-                value = it.and_then(Value::as_object).and_then(|object| object.get(step));
-            }
-        }
-    }
-    path
 }
 
 /// A fault of a template as a problem of the config. `group` is empty where the fault is nobody's in particular.

@@ -2,15 +2,15 @@
 
 use std::{collections::BTreeMap, time::Duration};
 
-use nstance_core::ids::LbKey;
+use nstance_core::{ids::LbKey, ports::provider::LoadBalancer, value::Object};
 
-use super::{FILE_NAME_GRAMMAR, is_file_name, is_image_name};
+use super::{Checks, FILE_NAME_GRAMMAR, is_file_name, is_image_name, provider};
 use crate::{
     duration,
-    jsonc::Json,
+    jsonc::{self, Json},
     model::{
         CaSpec, CertificateKind, CertificateNames, CertificateSpec, Certificates, ImageFilter, ImageOrder, ImageSort,
-        ImageSpec, LoadBalancer, ProviderKind,
+        ImageSpec, ProviderKind,
     },
     problems::Code,
     raw::{At, Fields},
@@ -19,31 +19,27 @@ use crate::{
 const HOUR: Duration = Duration::from_secs(3600);
 const DAY: Duration = Duration::from_secs(24 * 3600);
 
-pub(super) fn read_images(at: &At<'_>, kind: Option<ProviderKind>) -> BTreeMap<String, ImageSpec> {
+pub(super) fn read_images(at: &At<'_>, kind: Option<ProviderKind>, checks: &Checks<'_>) -> BTreeMap<String, ImageSpec> {
     let mut images = BTreeMap::new();
     for (key, value) in at.entries() {
         if !is_image_name(key.text()) {
             let message = format!("`{}` is no valid image name", key.text());
             key.bad(message, "use 1 to 64 of A-Z a-z 0-9 _ -, beginning with a letter or _");
         }
-        if let Some(image) = read_image(&value, kind) {
+        if let Some(image) = read_image(&value, kind, checks) {
             images.insert(key.text().to_owned(), image);
         }
     }
     images
 }
 
-fn read_image(at: &At<'_>, kind: Option<ProviderKind>) -> Option<ImageSpec> {
+fn read_image(at: &At<'_>, kind: Option<ProviderKind>, checks: &Checks<'_>) -> Option<ImageSpec> {
     let fields = at.fields()?;
     let provider_at = fields.need("provider");
-    let provider = provider_at.as_ref().and_then(|at| read_own_provider(at, kind));
+    let provider = provider_at.as_ref().and_then(|at| read_own_provider(at, kind, checks));
     if let (Some(at), Some(provider)) = (&provider_at, provider)
-        && !matches!(provider, ProviderKind::Aws | ProviderKind::Fake)
+        && let Some(help) = provider.facts().images_instead
     {
-        let help = match provider {
-            ProviderKind::Gcp => "put the image family into args: \"SourceImage\"",
-            _ => "only aws and fake look images up",
-        };
         at.bad(format!("provider {provider} does not look images up"), help);
     }
     let filters_at = fields.need("filters");
@@ -62,8 +58,8 @@ fn read_image(at: &At<'_>, kind: Option<ProviderKind>) -> Option<ImageSpec> {
 }
 
 /// A `provider` that may only repeat the shard's.
-fn read_own_provider(at: &At<'_>, kind: Option<ProviderKind>) -> Option<ProviderKind> {
-    let provider = at.one_of(ProviderKind::ALL, &[("google", "gcp"), ("mock", "fake")])?;
+fn read_own_provider(at: &At<'_>, kind: Option<ProviderKind>, checks: &Checks<'_>) -> Option<ProviderKind> {
+    let provider = provider::read_kind(at, checks)?;
     if let Some(kind) = kind.filter(|kind| *kind != provider) {
         let help = format!("write `{kind}`");
         at.report(Code::Conflict, format!("the provider of this shard is {kind}, not {provider}"), Some(help));
@@ -160,54 +156,36 @@ fn read_ca(at: &At<'_>) -> CaSpec {
     ca
 }
 
-pub(super) fn read_load_balancers(at: &At<'_>, kind: Option<ProviderKind>) -> BTreeMap<LbKey, LoadBalancer> {
+pub(super) fn read_load_balancers(
+    at: &At<'_>,
+    kind: Option<ProviderKind>,
+    checks: &Checks<'_>,
+) -> BTreeMap<LbKey, LoadBalancer> {
     let mut balancers = BTreeMap::new();
     for (key, value) in at.entries() {
         let name = key.parsed::<LbKey>();
-        if let (Some(balancer), Some(name)) = (read_load_balancer(&value, kind), name) {
-            balancers.insert(name, balancer);
+        if let (Some(spec), Some(key)) = (read_load_balancer(&value, kind, checks), name) {
+            balancers.insert(key.clone(), LoadBalancer { key, spec });
         }
     }
     balancers
 }
 
-fn read_load_balancer(at: &At<'_>, kind: Option<ProviderKind>) -> Option<LoadBalancer> {
+/// What it says beside its `provider`.
+fn read_load_balancer(at: &At<'_>, kind: Option<ProviderKind>, checks: &Checks<'_>) -> Option<Object> {
+    const OWN: &str = "provider";
     let kind = kind?; // without a provider nothing can be said about its load balancers
     let fields = at.fields()?;
-    if let Some(at) = fields.get("provider") {
-        read_own_provider(&at, Some(kind));
+    if let Some(at) = fields.get(OWN) {
+        read_own_provider(&at, Some(kind), checks);
     }
-    let balancer = match kind {
-        ProviderKind::Aws => read_target_groups(&fields),
-        ProviderKind::Gcp => {
-            let instance_group_name = fields.need("instance_group_name").and_then(|at| at.text()).map(str::to_owned);
-            let backend_service_name = fields.text("backend_service_name");
-            instance_group_name
-                .map(|instance_group_name| LoadBalancer::Gcp { instance_group_name, backend_service_name })
-        }
-        ProviderKind::Proxmox => {
-            at.bad("provider proxmox has no load balancers", "remove this one");
-            return None;
-        }
-        ProviderKind::Process | ProviderKind::Tmux | ProviderKind::Fake => Some(LoadBalancer::Dev),
-    };
-    fields.finish();
-    balancer
-}
-
-fn read_target_groups(fields: &Fields<'_>) -> Option<LoadBalancer> {
-    let at = fields.need("target_group_arns")?;
-    let mut target_group_arns = Vec::new();
-    for item in at.list() {
-        let Some(arn) = item.text() else { continue };
-        if arn.starts_with("arn:") && 5 < arn.split(':').count() {
-            target_group_arns.push(arn.to_owned());
-        } else {
-            item.bad(format!("{} is no ARN", item.show(arn)), "write arn:aws:elasticloadbalancing:…:targetgroup/…");
-        }
+    if let Some(help) = kind.facts().load_balancers_instead {
+        at.bad(format!("provider {kind} has no load balancers"), help);
+        return None;
     }
-    if matches!(&at.node.json, Json::Array(items) if items.is_empty()) {
-        at.bad("at least one target group is needed", "");
-    }
-    Some(LoadBalancer::Aws { target_group_arns })
+    let Json::Object(entries) = &at.node.json else { return None };
+    let is_spec = |entry: &&jsonc::Entry| entry.key != OWN && !matches!(entry.value.json, Json::Null | Json::Broken);
+    let spec: Object = jsonc::to_object(&entries.iter().filter(is_spec).cloned().collect::<Vec<_>>());
+    provider::report(at, kind.schema().check_load_balancer(&spec), &[OWN]);
+    Some(spec)
 }

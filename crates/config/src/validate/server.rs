@@ -4,18 +4,16 @@ use std::{collections::BTreeMap, net::IpAddr, ops::RangeInclusive, time::Duratio
 
 use nstance_core::{
     ids::{ClusterId, Shard, SubnetPool},
-    ports::schema::{SchemaFault, SchemaProblem},
-    value::Object,
+    ports::schema::SchemaProblem,
 };
 
-use super::{Checks, conflict, read_args};
+use super::{Checks, conflict, provider, read_args};
 use crate::{
     duration,
     model::{
         Address, Advertise, Bind, EncryptionKey, ErrorExitJitter, Expiry, GarbageCollection, KeyProvider,
         LeaderElection, LeaderNetwork, Provider, ProviderKind, Safety, Secrets, SecretsProvider, Server,
     },
-    path::{Path, Step},
     problems::{Code, Problem, suggest},
     raw::{At, Fields},
 };
@@ -47,19 +45,19 @@ pub(super) fn read(at: &At<'_>, checks: &Checks<'_>) -> Read {
     let cluster_id = fields.need("cluster_id").and_then(|at| at.parsed::<ClusterId>());
     let shard = fields.need("shard").and_then(|at| read_shard(&at, checks));
     let (provider, kind) = fields.need("provider").map_or((None, None), |at| read_provider(&at, checks));
-    let pools = fields.need("subnet_pools").and_then(|at| read_pools(&at));
+    let pools = fields.need("subnet_pools").and_then(|at| read_pools(&at, kind));
     let dynamic = fields.get("dynamic_subnet_pools").map(|at| read_dynamic(&at, pools.as_ref())).unwrap_or_default();
     let secrets = read_secrets(&fields, kind);
     let bind = read_bind(fields.get("bind").as_ref(), kind);
     let leader_network = fields.get("leader_network").and_then(|at| read_leader_network(&at, kind));
     let advertise = read_advertise(fields.get("advertise").as_ref(), &bind, leader_network.as_ref(), kind);
     let leader_election = read_leader_election(fields.get("leader_election").as_ref());
-    let garbage_collection = read_gc(fields.get("garbage_collection").as_ref());
+    let garbage_collection = read_gc(&fields, kind);
     let expiry = fields.get("expiry").map(|at| read_expiry(&at)).unwrap_or_default();
     let error_exit_jitter = read_jitter(fields.get("error_exit_jitter").as_ref());
     let safety = read_safety(fields.get("safety").as_ref());
-    let create_rate_limit = fields.duration("create_rate_limit", millis(100));
-    let create_burst = fields.int("create_burst", 1..=10_000, 100);
+    let create_rate_limit = fields.get("create_rate_limit").and_then(|at| at.duration());
+    let create_burst = fields.get("create_burst").and_then(|at| at.int(1..=10_000));
     let max_parallel_creates = fields.int("max_parallel_creates", 1..=1000, 64);
     let health_check_interval = at_least(&fields, "health_check_interval", secs(60), secs(1));
     let shutdown_grace = fields.duration("shutdown_grace", secs(60));
@@ -123,23 +121,22 @@ fn read_shard(at: &At<'_>, checks: &Checks<'_>) -> Option<Shard> {
 fn read_provider(at: &At<'_>, checks: &Checks<'_>) -> (Option<Provider>, Option<ProviderKind>) {
     let Some(fields) = at.fields() else { return (None, None) };
     let kind_at = fields.need("kind");
-    let kind = kind_at.as_ref().and_then(|at| at.one_of(ProviderKind::ALL, &[("google", "gcp"), ("mock", "fake")]));
+    let kind = kind_at.as_ref().and_then(|at| provider::read_kind(at, checks));
     let region = fields.need("region").and_then(|at| name64(&at));
     let zone = fields.need("zone").and_then(|at| name64(&at));
     let options_at = fields.get("options");
     let options = options_at.as_ref().map(read_args).unwrap_or_default();
     fields.finish();
-    if let (Some(kind), Some(kind_at)) = (kind, &kind_at) {
-        match (checks.schema)(kind) {
-            None => kind_at.bad(
-                format!("provider `{kind}` is not part of this build"),
-                "use a build of nstance-server with this provider, or another kind",
-            ),
-            Some(schema) => {
-                let node = options_at.as_ref().unwrap_or(at);
-                for problem in schema.check_options(&options) {
-                    report_options(node, &options, problem);
-                }
+    if let Some(kind) = kind {
+        let problems = kind.schema().check_options(&options);
+        match &options_at {
+            Some(options_at) => provider::report(options_at, problems, &[]),
+            None => {
+                let below = |it: SchemaProblem| SchemaProblem {
+                    path: std::iter::once("options".to_owned()).chain(it.path).collect(),
+                    ..it
+                };
+                provider::report(at, problems.into_iter().map(below).collect(), &[]);
             }
         }
     }
@@ -147,33 +144,6 @@ fn read_provider(at: &At<'_>, checks: &Checks<'_>) -> (Option<Provider>, Option<
         Some(Provider { kind: kind?, region: region.unwrap_or_default(), zone: zone.unwrap_or_default(), options })
     })();
     (provider, kind)
-}
-
-fn report_options(at: &At<'_>, options: &Object, problem: SchemaProblem) {
-    let below = Path(problem.path.iter().map(|step| Step::Key(step.clone())).collect());
-    let found = crate::path::locate(at.node, &below);
-    let last = problem.path.last().map_or("", String::as_str);
-    let (code, pos, message, help) = match problem.what {
-        SchemaFault::UnknownKey { known } => {
-            (Code::UnknownKey, found.key, format!("unknown key `{last}`"), suggest(last, "known keys", known))
-        }
-        SchemaFault::ManagedKey { instead } => {
-            (Code::UnknownKey, found.key, format!("`{last}` is set by nstance"), Some(instead.to_owned()))
-        }
-        SchemaFault::WrongType { expected } => (Code::WrongType, found.value, format!("expected {expected}"), None),
-        SchemaFault::BadValue { message } => (Code::BadValue, found.value, message, None),
-        SchemaFault::Missing { key } => {
-            (Code::Missing, found.value, format!("`{key}` is missing"), Some(format!("add \"{key}\" here")))
-        }
-    };
-    let base = if options.is_empty() && !at.path.is_under(&["server", "provider", "options"]) {
-        at.path.key("options")
-    } else {
-        at.path.clone()
-    };
-    let mut problem = Problem::new(code, base.join(&below).to_string(), pos, message);
-    problem.help = help;
-    at.problems.push(problem);
 }
 
 fn name64(at: &At<'_>) -> Option<String> {
@@ -185,7 +155,7 @@ fn name64(at: &At<'_>) -> Option<String> {
     Some(text.to_owned())
 }
 
-fn read_pools(at: &At<'_>) -> Option<BTreeMap<SubnetPool, Vec<String>>> {
+fn read_pools(at: &At<'_>, kind: Option<ProviderKind>) -> Option<BTreeMap<SubnetPool, Vec<String>>> {
     if !at.is_object() {
         at.entries();
         return None;
@@ -197,6 +167,9 @@ fn read_pools(at: &At<'_>) -> Option<BTreeMap<SubnetPool, Vec<String>>> {
         let mut subnets = Vec::new();
         for item in value.list() {
             let Some(subnet) = item.text() else { continue };
+            if let Some(message) = kind.and_then(|kind| kind.schema().check_subnet(subnet)) {
+                item.bad(message, "");
+            }
             match seen.get(subnet) {
                 Some(first) => item.report(
                     Code::Conflict,
@@ -458,26 +431,10 @@ fn read_leader_network(at: &At<'_>, kind: Option<ProviderKind>) -> Option<Leader
         ip
     });
     let interface_id = fields.text("interface_id");
-    match kind {
-        Some(ProviderKind::Aws) if !fields.has("interface_id") => fields.missing("interface_id"),
-        Some(ProviderKind::Gcp | ProviderKind::Fake | ProviderKind::Process) if fields.has("interface_id") => {
-            conflict(&fields, "interface_id", "`interface_id` is for aws only", "remove it");
-        }
-        // In the development environment the address is one of the loopback network, local to all.
-        Some(ProviderKind::Process) if ip.is_some_and(|ip| !ip.is_loopback()) => {
-            let help = "write an address of the loopback network, such as 127.0.1.1";
-            at.report(
-                Code::Conflict,
-                "provider process moves loopback addresses only".to_owned(),
-                Some(help.to_owned()),
-            );
-        }
-        Some(kind @ (ProviderKind::Proxmox | ProviderKind::Tmux)) => {
-            let message = format!("provider {kind} cannot move an address");
-            let help = "remove `leader_network`, and advertise the host of an external virtual IP";
-            at.report(Code::Conflict, message, Some(help.to_owned()));
-        }
-        _ => {}
+    if let Some(kind) = kind {
+        // One that could not be read is there nevertheless.
+        let written = fields.has("interface_id").then(|| interface_id.as_deref().unwrap_or_default());
+        provider::report(at, kind.schema().check_leader_network(ip, written), &[]);
     }
     fields.finish();
     Some(LeaderNetwork { ip: ip?, interface_id })
@@ -510,13 +467,17 @@ fn read_leader_election(at: Option<&At<'_>>) -> LeaderElection {
     election
 }
 
-fn read_gc(at: Option<&At<'_>>) -> GarbageCollection {
+fn read_gc(server: &Fields<'_>, kind: Option<ProviderKind>) -> GarbageCollection {
     let mut gc = GarbageCollection {
         interval: secs(120),
         registration_timeout: secs(300),
         deleted_record_retention: secs(1800),
     };
-    let Some(fields) = at.and_then(|at| at.fields()) else { return gc };
+    let at = server.get("garbage_collection");
+    let Some(fields) = at.as_ref().and_then(|at| at.fields()) else {
+        warn_of_short_registration(server, "garbage_collection", &gc, kind);
+        return gc;
+    };
     gc.interval = fields.duration("interval", gc.interval);
     gc.registration_timeout = fields.duration("registration_timeout", gc.registration_timeout);
     gc.deleted_record_retention = fields.duration("deleted_record_retention", gc.deleted_record_retention);
@@ -535,9 +496,23 @@ fn read_gc(at: Option<&At<'_>>) -> GarbageCollection {
             duration::format(gc.registration_timeout),
         );
         conflict(&fields, key, message, "shorten the interval");
+    } else {
+        warn_of_short_registration(&fields, "registration_timeout", &gc, kind);
     }
     fields.finish();
     gc
+}
+
+/// Instances that need longer than this would be removed while they start.
+fn warn_of_short_registration(fields: &Fields<'_>, key: &str, gc: &GarbageCollection, kind: Option<ProviderKind>) {
+    let Some(kind) = kind else { return };
+    let Some(least) = kind.facts().min_registration_timeout.filter(|least| gc.registration_timeout < *least) else {
+        return;
+    };
+    let (timeout, least) = (duration::format(gc.registration_timeout), duration::format(least));
+    let message = format!("registration_timeout {timeout} may be too short for instances of provider {kind}");
+    let help = format!("set garbage_collection.registration_timeout to {least} or more");
+    fields.at_key(key).report(Code::ProviderWarning, message, Some(help));
 }
 
 fn read_expiry(at: &At<'_>) -> Expiry {

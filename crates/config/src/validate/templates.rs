@@ -54,7 +54,7 @@ fn read_template(at: &At<'_>, known: &Known<'_>) -> Option<Template> {
     let arch = fields
         .need("arch")
         .and_then(|at| at.one_of(Arch::ALL, &[("x86_64", "amd64"), ("x64", "amd64"), ("aarch64", "arm64")]));
-    let trusted = known.kind.is_some_and(|kind| kind.is_dev() || kind == ProviderKind::Proxmox);
+    let trusted = known.kind.is_some_and(|kind| kind.facts().trusts_agent_addresses);
     let template = Template {
         // Placeholders keep a half-read template known to its groups; the problem keeps the config from being used.
         kind: kind.unwrap_or_else(|| "xxx".parse().expect("three letters are a kind")),

@@ -12,7 +12,7 @@ const AWS: &str = include_str!("../../../../examples/config-aws.jsonc");
 const TMUX: &str = include_str!("../../../../examples/config-tmux.jsonc");
 
 fn config(text: &str) -> Config {
-    let loaded = load("example", text.as_bytes(), &Checks::offline_any());
+    let loaded = load("example", text.as_bytes(), &Checks::offline(nstance_schemas::ALL));
     assert!(loaded.report.problems.is_empty(), "{}", loaded.report.text());
     loaded.config.expect("a report without problems comes with a config")
 }

@@ -1,36 +1,46 @@
 //! Reports: every problem at once, each with path, place and remedy, in the two documented spellings.
 
+use std::{net::IpAddr, sync::LazyLock};
+
 use expect_test::{Expect, expect};
-use nstance_config::{Checks, ProviderKind, load};
+use nstance_config::{Checks, load};
 use nstance_core::{
-    ports::schema::{ProviderSchema, SchemaFault, SchemaProblem, refuse_all},
+    ports::schema::{ArgsContext, KindFacts, ProviderSchema, SchemaFault, SchemaProblem},
     value::{Object, Value},
 };
 
-/// A provider with a handful of args, enough to see every kind of complaint.
+/// Provider `aws` with a handful of args, enough to see every kind of complaint.
 struct Strict;
 
 impl ProviderSchema for Strict {
-    fn check_options(&self, options: &Object) -> Vec<SchemaProblem> {
-        refuse_all(options, &["eni_device_index"])
+    fn kind(&self) -> &'static str {
+        "aws"
     }
 
-    fn check_args(&self, args: &Object) -> Vec<SchemaProblem> {
-        let mut problems = refuse_all(args, &["ImageId", "SecurityGroupIds", "MetadataOptions", "SubnetId"]);
-        let mut complain = |path: &[&str], what| {
-            let path = path.iter().map(|step| (*step).to_owned()).collect();
-            problems.push(SchemaProblem { path, what });
-        };
+    fn facts(&self) -> KindFacts {
+        nstance_schemas::aws::Aws.facts()
+    }
+
+    fn check_options(&self, options: &Object) -> Vec<SchemaProblem> {
+        nstance_schemas::aws::Aws.check_options(options)
+    }
+
+    fn check_args(&self, args: &Object, _: ArgsContext) -> Vec<SchemaProblem> {
+        const KNOWN: [&str; 4] = ["ImageId", "SecurityGroupIds", "MetadataOptions", "SubnetId"];
+        let unknown = |key| SchemaProblem::new(&[key], SchemaFault::UnknownKey { known: KNOWN.to_vec() });
+        let mut problems: Vec<SchemaProblem> = args.keys().filter(|key| !KNOWN.contains(key)).map(unknown).collect();
         if args.get("SubnetId").is_some() {
-            complain(&["SubnetId"], SchemaFault::ManagedKey { instead: "use `subnet_pool`" });
+            let what = SchemaFault::ManagedKey { instead: "use `subnet_pool`" };
+            problems.push(SchemaProblem::new(&["SubnetId"], what));
         }
         if args.get("ImageId").is_none() {
-            complain(&[], SchemaFault::Missing { key: "ImageId" });
+            problems.push(SchemaProblem::new(&[], SchemaFault::Missing { key: "ImageId" }));
         }
         if let Some(Value::Array(groups)) = args.get("SecurityGroupIds")
             && let Some(at) = groups.iter().position(|it| it.as_str().is_none())
         {
-            complain(&["SecurityGroupIds", &at.to_string()], SchemaFault::WrongType { expected: "a string" });
+            let what = SchemaFault::WrongType { expected: "a string" };
+            problems.push(SchemaProblem::new(&["SecurityGroupIds", &at.to_string()], what));
         }
         problems
     }
@@ -38,14 +48,23 @@ impl ProviderSchema for Strict {
     fn check_instance_type(&self, instance_type: &str) -> Option<String> {
         (!instance_type.contains('.')).then(|| format!("`{instance_type}` is no instance type"))
     }
-}
 
-fn strict(_: ProviderKind) -> Option<&'static dyn ProviderSchema> {
-    Some(&Strict)
+    fn check_load_balancer(&self, load_balancer: &Object) -> Vec<SchemaProblem> {
+        nstance_schemas::aws::Aws.check_load_balancer(load_balancer)
+    }
+
+    fn check_leader_network(&self, ip: Option<IpAddr>, interface_id: Option<&str>) -> Vec<SchemaProblem> {
+        nstance_schemas::aws::Aws.check_leader_network(ip, interface_id)
+    }
 }
 
 fn checks() -> Checks<'static> {
-    Checks { schema: &strict, shard: None }
+    static SCHEMAS: LazyLock<Vec<&'static dyn ProviderSchema>> = LazyLock::new(|| {
+        let strict: &'static dyn ProviderSchema = &Strict;
+        let others = nstance_schemas::ALL.iter().copied().filter(|it| it.kind() != strict.kind());
+        std::iter::once(strict).chain(others).collect()
+    });
+    Checks::offline(&SCHEMAS)
 }
 
 /// A valid config with holes.
@@ -72,7 +91,7 @@ fn the_documented_report_comes_out() {
         .replace("\"registration_timeout\"", "\"registrationTimeout\"")
         .replace(", \"vars\": { \"NodeLabels\": \"role=control-plane\" }", "")
         .replace("\"subnet_pool\": \"ingress\", \"load", "\"subnet_pool\": \"ingres\", \"load");
-    let loaded = load("config/us-west-2a.jsonc", config.as_bytes(), &Checks::offline_any());
+    let loaded = load("config/us-west-2a.jsonc", config.as_bytes(), &Checks::offline(nstance_schemas::ALL));
     expect![[r#"
         config/us-west-2a.jsonc: 3 errors, 0 warnings; nothing was applied
         error[unknown-key] server.garbage_collection.registrationTimeout (15:47)
@@ -237,18 +256,18 @@ fn foreign_spellings_get_a_pointed_hint() {
 }
 
 #[test]
-fn a_provider_that_is_not_compiled_in_is_said_to_be_so() {
-    let config = aws("", "\"groups\": {}");
+fn a_provider_that_does_not_exist_and_a_foreign_shard_are_told() {
+    let config = aws("", "\"groups\": {}").replace("\"aws\"", "\"azure\"");
     let shard = "other".parse().unwrap();
-    let loaded = load("s", config.as_bytes(), &Checks { schema: &|_| None, shard: Some(&shard) });
+    let loaded = load("s", config.as_bytes(), &Checks { shard: Some(&shard), ..checks() });
     expect![[r#"
         s: 2 errors, 0 warnings; nothing was applied
         error[conflict] server.shard (2:43)
           this is the config of shard `s`, but shard `other` is served here
           help: upload the config of the right shard, or change --shard
         error[bad-value] server.provider.kind (2:70)
-          provider `aws` is not part of this build
-          help: use a build of nstance-server with this provider, or another kind
+          `azure` is not known here
+          help: use one of: aws, gcp, proxmox, process, tmux, fake
     "#]]
     .assert_eq(&loaded.report.text());
 }

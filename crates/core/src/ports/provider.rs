@@ -339,3 +339,26 @@ pub trait Provider: Send + Sync {
     /// How a Kubernetes node of this VM names its provider id.
     fn k8s_provider_id(&self, vm: &VmRef) -> String;
 }
+
+/// How fast VMs may be asked for: a token bucket.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CreatePace {
+    /// Size of the bucket.
+    pub burst: u32,
+    /// Time in which one token flows in; zero is no limit.
+    pub refill: Duration,
+}
+
+impl Default for CreatePace {
+    fn default() -> Self {
+        Self { burst: 100, refill: Duration::from_millis(100) }
+    }
+}
+
+/// A load balancer as the config describes it. What is in `spec` is the provider kind's own (target groups, an instance
+/// group); its schema has checked it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct LoadBalancer {
+    pub key: LbKey,
+    pub spec: Object,
+}

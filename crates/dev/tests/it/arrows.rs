@@ -7,18 +7,19 @@ use std::{
 
 use serde_json::Value;
 
-const ALLOWED: [(&str, &[&str]); 13] = [
+const ALLOWED: [(&str, &[&str]); 14] = [
     ("core", &[]),
     ("proto", &[]),
     ("config", &["core"]),
     ("identity", &["core"]),
     ("rt", &["core"]),
     ("store", &["core", "rt"]),
-    ("providers", &["core", "rt"]),
+    ("schemas", &["core"]),
+    ("providers", &["core", "rt", "schemas"]),
     ("client", &["core", "identity", "proto", "rt"]),
     ("agent", &["core", "identity", "proto", "rt"]),
-    ("admin", &["client", "config", "core", "identity", "proto", "rt", "store"]),
-    ("server", &["config", "core", "identity", "proto", "providers", "rt", "store"]),
+    ("admin", &["client", "config", "core", "identity", "proto", "rt", "schemas", "store"]),
+    ("server", &["config", "core", "identity", "proto", "providers", "rt", "schemas", "store"]),
     ("sim", &["core", "identity", "proto", "providers", "rt", "server", "store"]),
     (
         "dev",
@@ -32,6 +33,7 @@ const ALLOWED: [(&str, &[&str]); 13] = [
             "proto",
             "providers",
             "rt",
+            "schemas",
             "server",
             "sim",
             "store",
@@ -39,7 +41,7 @@ const ALLOWED: [(&str, &[&str]); 13] = [
     ),
 ];
 
-/// What `core` and `config` must build without, whatever a dependency drags in.
+/// What `core`, `config` and `schemas` must build without, whatever a dependency drags in.
 const HEAVY: [&str; 12] = [
     "tokio",
     "serde",
@@ -99,9 +101,14 @@ fn rooms_use_only_rooms_below_them() {
 
 #[test]
 fn pure_rooms_build_without_runtime_network_or_sql() {
-    for pure in ["nstance-core", "nstance-config"] {
+    for pure in ["nstance-core", "nstance-config", "nstance-schemas"] {
         assert_builds_without(pure, &HEAVY);
     }
+}
+
+#[test]
+fn the_simulation_builds_without_admin_agent_and_the_s3_server() {
+    assert_builds_without("nstance-sim", &["nstance-admin", "nstance-agent", "nstance-client", "nstance-dev", "s3s"]);
 }
 
 #[test]

@@ -71,7 +71,7 @@ fn config(env: &Env) -> Config {
             .find_map(|path| if path.ends_with("config/dev-1.jsonc") { Some(path) } else { find(&path) })
     }
     let bytes = fs::read(find(&env.dir()).expect("a config in the bucket")).unwrap();
-    load("config", &bytes, &Checks::offline_any()).config.unwrap()
+    load("config", &bytes, &Checks::offline(nstance_schemas::ALL)).config.unwrap()
 }
 
 async fn register(env: &Env, nonce: &str, key: &KeyPair) -> Result<RegisterClientResponse, ShardError> {

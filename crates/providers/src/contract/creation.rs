@@ -3,12 +3,15 @@
 use futures::future::join_all;
 use nstance_core::{
     instance::Seen,
-    ports::provider::{CreateMode, Described, ErrorClass, Landed},
+    ports::{
+        provider::{CreateMode, Described, ErrorClass, Landed},
+        schema::ArgsContext,
+    },
     value::Value,
 };
+use nstance_schemas::find;
 
 use super::*;
-use crate::schema::schema;
 
 pub async fn create_then_describe_then_list(subject: &dyn Subject) {
     let made = create(subject, 1).await;
@@ -144,7 +147,8 @@ pub async fn an_unknown_arg_is_an_error(subject: &dyn Subject) {
     let provider = subject.provider();
     let mut wrong = spec(&subject.owner(), 1);
     wrong.args.insert("ImageIdd", Value::from("x"));
-    let problems = schema(provider.kind()).expect("every adapter has a schema").check_args(&wrong.args);
+    let problems =
+        find(provider.kind()).expect("every kind has a schema").check_args(&wrong.args, ArgsContext::default());
     assert_eq!(problems.len(), 1);
     assert_eq!(problems[0].path, ["ImageIdd"]);
     let error = create_as(subject, &provider, &wrong).await.expect_err("an unknown arg is refused");

@@ -6,12 +6,9 @@ use nstance_core::{
     ports::{provider::InstanceType, schema::SchemaProblem},
     value::{Object, Value},
 };
+use nstance_schemas::{capacities, duration, find};
 
 use super::script::Op;
-use crate::{
-    duration,
-    schema::{capacities, schema},
-};
 
 #[derive(Debug, Clone, PartialEq)]
 pub struct FakeOptions {
@@ -90,7 +87,7 @@ pub struct OptionsError {
 impl FakeOptions {
     /// Reads `server.provider.options`.
     pub fn from_options(options: &Object) -> Result<Self, OptionsError> {
-        let problems = schema("fake").map(|schema| schema.check_options(options)).unwrap_or_default();
+        let problems = find("fake").map(|schema| schema.check_options(options)).unwrap_or_default();
         if !problems.is_empty() {
             return Err(OptionsError { problems });
         }

@@ -50,7 +50,7 @@ fn environment(dir: &VmDir, file: &VmFile, owner: &Owner, metrics_interval: Dura
         (proc::IDENTITY_DIR, dir.identity().into()),
         ("NSTANCE_KEYS_DIR", dir.path.join("keys").into()),
         ("NSTANCE_RECV_DIR", dir.path.join("recv").into()),
-        ("NSTANCE_METRICS_INTERVAL", crate::duration::text(metrics_interval).into()),
+        ("NSTANCE_METRICS_INTERVAL", nstance_schemas::duration::text(metrics_interval).into()),
         ("NSTANCE_PROVIDER", "dev".into()),
         ("NSTANCE_NOTICE_FILE", dir.path.join("notice.json").into()),
         ("NSTANCE_NEW_SESSION", "1".into()),

@@ -37,7 +37,7 @@ impl Inner {
             boots_at: now.plus(self.options.boot_delay).to_string(),
             registration_addr: spec.bootstrap.registration_addr.clone(),
             agent_addr: spec.bootstrap.agent_addr.clone(),
-            metrics_interval: crate::duration::text(self.options.metrics_interval),
+            metrics_interval: nstance_schemas::duration::text(self.options.metrics_interval),
         };
         let failed = |error: io::Error| io_error("create", &error);
         let limit = self.options.subnet_capacity.get(&spec.subnet).copied();

@@ -10,11 +10,7 @@ use nstance_core::{
     ports::{provider::Owner, schema::SchemaProblem},
     value::{Object, Value},
 };
-
-use crate::{
-    duration,
-    schema::{capacities, schema},
-};
+use nstance_schemas::{capacities, duration, find};
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessOptions {
@@ -66,7 +62,7 @@ impl ProcessOptions {
         default_agent_binary: &Path,
         base_dir: &Path,
     ) -> Result<Self, OptionsError> {
-        let problems = schema("process").map(|schema| schema.check_options(options)).unwrap_or_default();
+        let problems = find("process").map(|schema| schema.check_options(options)).unwrap_or_default();
         if !problems.is_empty() {
             return Err(OptionsError { problems });
         }

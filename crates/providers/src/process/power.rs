@@ -148,8 +148,8 @@ async fn switch_on(dir: &VmDir, binary: &Path) -> io::Result<bool> {
         end_all(&[agent], Duration::ZERO).await?;
     }
     let owner = Owner { cluster: tags.cluster, shard: tags.shard };
-    let interval =
-        crate::duration::parse(&Value::String(file.metrics_interval.clone())).unwrap_or(Duration::from_secs(1));
+    let interval = nstance_schemas::duration::parse(&Value::String(file.metrics_interval.clone()))
+        .unwrap_or(Duration::from_secs(1));
     file.state = VmState::Starting;
     file.process = None;
     dir.write(&lock, &file)?;

@@ -9,14 +9,11 @@ use std::{
     sync::{Arc, Mutex, PoisonError, RwLock},
 };
 
-use nstance_config::{Checks, Config, GroupLayer, Loaded, ProviderKind, Report, load};
+use nstance_config::{Checks, Config, GroupLayer, Loaded, Report, load};
 use nstance_core::{
     group::Desired,
     ids::{GroupRef, Shard},
-    ports::{
-        objects::{ETag, Object, ObjectStore, StoreError},
-        schema::ProviderSchema,
-    },
+    ports::objects::{ETag, Object, ObjectStore, StoreError},
     time::Timestamp,
 };
 use nstance_store::records::{
@@ -94,13 +91,9 @@ pub enum ConfigError {
     Invalid { key: String, report: Box<Report> },
 }
 
-/// Which args and options a provider takes, if it is part of this build.
-pub fn schema(kind: ProviderKind) -> Option<&'static dyn ProviderSchema> {
-    nstance_providers::schema::schema(kind.as_str())
-}
-
+/// Validates a config as the admin tool does: with every provider kind, whichever this build can run.
 pub fn check(object: &str, bytes: &[u8], shard: Option<&Shard>) -> Loaded {
-    load(object, bytes, &Checks { schema: &schema, shard })
+    load(object, bytes, &Checks { schemas: nstance_schemas::ALL, shard })
 }
 
 /// Reads the stored config; if it cannot be used, the last good copy. An error means that there is neither.

@@ -314,7 +314,7 @@ mod tests {
     fn settings_that_wait_for_a_restart_are_named() {
         let old = config(&[]).server;
         let mut new = old.clone();
-        new.create_burst = 7;
+        new.create_burst = Some(7);
         assert!(unapplied(&old, &old, &new).is_empty());
         new.bind.agent.port = 1;
         new.leader_election.ttl *= 2;

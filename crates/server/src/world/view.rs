@@ -213,7 +213,8 @@ mod tests {
     #[test]
     fn a_glance_leaves_out_who_is_over_and_nobody_else() {
         let example = include_str!("../../../../examples/config-tmux.jsonc");
-        let config = nstance_config::load("example", example.as_bytes(), &nstance_config::Checks::offline_any());
+        let config =
+            nstance_config::load("example", example.as_bytes(), &nstance_config::Checks::offline(nstance_schemas::ALL));
         let world = World::new(TermClock::start(Arc::new(SystemClock)), &config.config.unwrap().server);
         let (pending, leaving) = (made(1), made(2));
         let group = pending.group.clone();

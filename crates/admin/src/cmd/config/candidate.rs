@@ -28,8 +28,8 @@ pub(super) struct ValidateArgs {
     shards: ShardArgs,
 }
 
-/// Offline what can be known offline; args and options of the provider, and what the live groups say to it, are the
-/// server's to judge, if a shard is named.
+/// All that a server would say of the file alone; what the live groups say to it is the server's to judge, if a shard is
+/// named.
 pub(super) async fn validate(context: &Context, args: ValidateArgs) -> Result<Exit, Failure> {
     let bytes = read(&args.file.file)?;
     let name = shown(&args.file.file);
@@ -49,7 +49,9 @@ pub(super) async fn validate(context: &Context, args: ValidateArgs) -> Result<Ex
         return Ok(Exit::Failed);
     }
     if live.is_none() && context.output.is_for_people() {
-        context.output.note("note: what the provider takes is known to servers only; add --shard NAME to ask one");
+        context.output.note(
+            "note: the live groups were not looked at; add --shard NAME to have its server check the file against them",
+        );
     }
     Ok(Exit::of_shards(live.map_or(1, |it| it.ok.len()), &unanswered))
 }
@@ -59,7 +61,7 @@ fn check(name: &str, bytes: &[u8], shards: &[String]) -> Result<Loaded, Failure>
         [one] => Some(one.parse::<Shard>().map_err(|error| Failure::usage(format!("--shard {one}: {error}")))?),
         _ => None,
     };
-    Ok(load(name, bytes, &Checks { shard: shard.as_ref(), ..Checks::offline_any() }))
+    Ok(load(name, bytes, &Checks { schemas: nstance_schemas::ALL, shard: shard.as_ref() }))
 }
 
 async fn ask(shards: &Shards, bytes: &[u8]) -> Answers<PlanResponse> {

@@ -169,7 +169,7 @@ mod tests {
               "groups": {{ "default": {{ "web": {{ "template": "tst", "size": 2{group} }}{more} }} }}
             }}"#
         );
-        let loaded = load("test", text.as_bytes(), &Checks::offline_any());
+        let loaded = load("test", text.as_bytes(), &Checks::offline(nstance_schemas::ALL));
         loaded.config.unwrap_or_else(|| panic!("{}", loaded.report.text()))
     }
 
@@ -212,7 +212,8 @@ mod tests {
         let other = FILES.replace("\"a\"}", "\"b\"}");
         let said = ["changes in dev-1: web: files, certificates or the CA bundle"];
         assert_eq!(lines(&config(&other, "", ""), &groups, "ca"), said);
-        let other = config(FILES, r#", "drain_timeout": "7s", "args": {"x": 1}"#, "");
+        let userdata = format!(r#"{FILES}, "userdata": {{"templateString": "x"}}"#);
+        let other = config(&userdata, r#", "drain_timeout": "7s""#, "");
         assert_eq!(lines(&other, &groups, "ca"), ["changes in dev-1: web: args or userdata, drain timeout"]);
         let more = config(FILES, "", r#", "db": {"template": "tst"}"#);
         assert_eq!(lines(&more, &groups, "ca"), ["changes in dev-1: db: is new"]);

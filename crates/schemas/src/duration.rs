@@ -7,10 +7,10 @@ use nstance_core::value::Value;
 const LONGEST: Duration = Duration::from_secs(3650 * 86_400);
 
 /// What the schema tells a person who wrote something else.
-pub(crate) const EXPECTED: &str = "a duration such as \"500ms\" or \"1m30s\"";
+pub const EXPECTED: &str = "a duration such as \"500ms\" or \"1m30s\"";
 
 /// Reads a duration: one or more `<number><unit>`, summed; zero may go without a unit.
-pub(crate) fn parse(value: &Value) -> Option<Duration> {
+pub fn parse(value: &Value) -> Option<Duration> {
     match value {
         Value::Int(0) => Some(Duration::ZERO),
         Value::String(text) => parse_text(text),
@@ -48,7 +48,7 @@ fn seconds_of(unit: &str) -> Option<f64> {
 }
 
 /// Writes a duration so that [`parse`] and the agent read it back, to the millisecond.
-pub(crate) fn text(duration: Duration) -> String {
+pub fn text(duration: Duration) -> String {
     let millis = duration.as_millis();
     if millis.is_multiple_of(1000) { format!("{}s", millis / 1000) } else { format!("{millis}ms") }
 }
