@@ -314,7 +314,10 @@ impl Health {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum LbState {
     Absent,
+    /// The call that registers it has not succeeded yet.
     Registering,
+    /// The provider accepted it, and does not send it traffic yet.
+    Coming,
     Registered,
     Deregistering,
     DrainingOut,

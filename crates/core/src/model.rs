@@ -80,7 +80,7 @@ fn apply_one(group: &GroupRef, view: &mut GroupView, action: &Action, now: Times
         }
         Action::TerminateOrphan { vm } => view.candidates.retain(|candidate| candidate.vm != *vm),
         Action::LbRegister { lb, instance } => change(view, instance, |it| {
-            it.load_balancers.insert(lb.clone(), LbState::Registered);
+            it.load_balancers.insert(lb.clone(), LbState::Coming);
         }),
         Action::LbDeregister { lb, instance } => change(view, instance, |it| {
             it.load_balancers.insert(lb.clone(), LbState::Absent);
@@ -170,8 +170,12 @@ pub fn settle(snapshot: &Snapshot, now: Timestamp) -> Snapshot {
             if it.phase == Phase::Deleting {
                 it.seen = Seen::Gone;
             }
-            for state in it.load_balancers.values_mut().filter(|state| **state == LbState::DrainingOut) {
-                *state = LbState::Absent;
+            for state in it.load_balancers.values_mut() {
+                *state = match *state {
+                    LbState::DrainingOut => LbState::Absent,
+                    LbState::Coming => LbState::Registered,
+                    other => other,
+                };
             }
             if let Some(drain) = &mut it.drain {
                 drain.acked = true;

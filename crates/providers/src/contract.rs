@@ -6,9 +6,12 @@
 //!
 //! A hook that a subject cannot offer answers `false`, and the case that needs it ends there.
 
+mod address;
 mod balancers;
+mod capabilities;
 mod creation;
 mod removal;
+mod reservation;
 mod sight;
 
 use std::{collections::BTreeMap, panic::AssertUnwindSafe, sync::Arc, time::Duration};
@@ -21,15 +24,16 @@ use nstance_core::{
     ports::{
         clock::Clock,
         provider::{
-            Bootstrap, CreateMode, DeleteHow, Described, ErrorClass, Listing, Owner, Provider, ProviderError, Tags,
-            Userdata, Vm, VmRef, VmSpec,
+            Bootstrap, CreateMode, DeleteHow, Described, Ended, ErrorClass, Landed, LeaderNetwork, Listing,
+            LoadBalancer, Need, Needs, Owner, Provider, ProviderError, Reservation, ReserveSpec, Scope, Tags, Userdata,
+            Vm, VmRef, VmSpec,
         },
     },
     term::{Guard, Permit},
     value::Object,
 };
 
-pub use self::{balancers::*, creation::*, removal::*, sight::*};
+pub use self::{address::*, balancers::*, capabilities::*, creation::*, removal::*, reservation::*, sight::*};
 
 /// Secrets that go into every create, and must come out nowhere.
 pub const NONCE: &str = "the-nonce-is-a-secret";
@@ -49,6 +53,36 @@ pub trait Subject: Send + Sync {
         None
     }
 
+    /// The same cloud and owner, from a process that has just started and remembers nothing.
+    fn restarted(&self) -> Arc<dyn Provider> {
+        self.provider_of(self.owner())
+    }
+
+    /// What a VM of this cloud needs besides: its args, a subnet and a type that exist.
+    fn adjust(&self, spec: VmSpec) -> VmSpec {
+        spec
+    }
+
+    /// Two that exist, and have no members.
+    fn load_balancers(&self) -> [LoadBalancer; 2] {
+        ["web", "api"].map(|key| LoadBalancer { key: key.parse().expect("a key"), spec: Object::new() })
+    }
+
+    /// An address that no machine holds.
+    fn leader_network(&self) -> LeaderNetwork {
+        LeaderNetwork { ip: std::net::IpAddr::from([10, 0, 0, 9]), interface_id: Some("eni-1".to_owned()) }
+    }
+
+    /// Places that a process has for its reservations, where their number is limited.
+    fn n_places(&self) -> Option<usize> {
+        None
+    }
+
+    /// Needs that cannot be met, and the one that [`Provider::check`] must name.
+    fn bad_need(&self) -> Option<(Needs, Need)> {
+        None
+    }
+
     /// Ends the VM behind the adapter's back.
     async fn kill(&self, instance: InstanceId);
     /// Removes every trace of the VM behind the adapter's back.
@@ -61,6 +95,46 @@ pub trait Subject: Send + Sync {
 
     /// Creates are refused so, until `None`.
     fn refuse_creates(&self, _class: Option<ErrorClass>) -> bool {
+        false
+    }
+
+    /// Creates are refused so, and about that, until [`Subject::refuse_creates`] says otherwise.
+    fn refuse_creates_about(&self, _class: ErrorClass, _scope: Scope) -> bool {
+        false
+    }
+
+    /// The next create lands; its answer is of this class and says that it may have landed.
+    fn land_and_refuse(&self, _class: ErrorClass) -> bool {
+        false
+    }
+
+    /// Answers about this VM lack our tags.
+    fn hide_tags(&self, _instance: InstanceId, _hidden: bool) -> bool {
+        false
+    }
+
+    /// Our tags on this VM are malformed.
+    fn spoil_tags(&self, _instance: InstanceId, _spoilt: bool) -> bool {
+        false
+    }
+
+    /// The right to see this VM is taken away: listings omit it without a word.
+    fn forbid(&self, _instance: InstanceId, _forbidden: bool) -> bool {
+        false
+    }
+
+    /// The cloud ends this VM by itself, and says why.
+    fn end(&self, _instance: InstanceId, _ended: &Ended) -> bool {
+        false
+    }
+
+    /// Deletes are answered at once, and VMs end later.
+    fn delay_deletes(&self) -> bool {
+        false
+    }
+
+    /// Registrations at load balancers take a while until the member is in.
+    fn delay_registrations(&self) -> bool {
         false
     }
 
@@ -99,30 +173,46 @@ macro_rules! cases {
 }
 
 pub const CASES: &[Case] = cases![
+    capabilities_are_sane,
+    a_need_that_cannot_be_met_is_reported,
     create_then_describe_then_list,
     create_twice_is_one,
     a_timed_out_create_yields_one_vm,
+    a_refusal_that_may_have_landed_yields_one_vm,
     tags_are_there_from_the_first_moment,
     failed_create_leaves_nothing,
     cancel_mid_create_is_recoverable,
     error_classes_are_right,
+    a_refusal_says_what_it_is_about,
     an_unknown_arg_is_an_error,
     twenty_parallel_creates_spread_and_all_succeed,
     no_secret_in_errors,
+    no_id_is_reserved_twice,
+    two_leaders_do_not_share_a_reservation,
+    a_dropped_reservation_frees_its_places,
     throttled_or_forbidden_is_unknown,
+    tags_missing_once_is_unknown,
+    malformed_tags_are_foreign,
+    an_acl_change_is_not_a_mass_death,
+    a_whole_batch_is_described,
     a_purged_vm_is_absent,
     a_dead_vm_is_seen_dead,
+    died_in_pending_says_why,
     list_is_complete_or_says_not,
     an_unanswering_node_loses_no_vm,
     foreign_vms_are_invisible,
     delete_is_idempotent,
     delete_refuses_a_stranger,
+    an_answered_delete_stays_open_until_seen,
     clean_leaves_nothing,
     lb_round_trip,
     partial_registration_is_not_in,
+    initial_is_not_in,
+    a_member_without_our_record_is_taken_out,
     leader_address_moves,
     address_is_taken_from_a_dead_holder,
     release_is_harmless_if_not_ours,
+    self_id_is_known_or_an_error,
 ];
 
 /// Runs every case on a subject of its own, then fails with the names of those that failed.
@@ -184,16 +274,42 @@ pub fn by_name(n: u8) -> VmRef {
     VmRef { instance: instance(n), provider_id: None }
 }
 
+/// Whether a server would ask again: the VM may be there, or it is a matter of time.
 fn is_passing(error: &ProviderError) -> bool {
-    matches!(error.class, ErrorClass::Ambiguous | ErrorClass::Unavailable | ErrorClass::Throttled)
+    error.landed == Landed::Maybe || matches!(error.class, ErrorClass::Unavailable | ErrorClass::Throttled)
 }
 
 /// Asks for the nth VM until it is there.
 async fn create(subject: &dyn Subject, n: u8) -> Vm {
     let provider = subject.provider();
-    let mut spec = spec(&subject.owner(), n);
-    spec.reserved_id = provider.reserve(spec.instance).await.expect("an id is reserved");
+    let (spec, _places) = reserved(&provider, spec_of(subject, n)).await;
     create_as(subject, &provider, &spec).await.expect("the VM is made")
+}
+
+fn spec_of(subject: &dyn Subject, n: u8) -> VmSpec {
+    subject.adjust(spec(&subject.owner(), n))
+}
+
+fn reserve_spec(spec: &VmSpec) -> ReserveSpec {
+    ReserveSpec {
+        instance: spec.instance,
+        tags: spec.tags.clone(),
+        instance_type: spec.instance_type.clone(),
+        subnet: spec.subnet.clone(),
+        args: spec.args.clone(),
+    }
+}
+
+/// The spec with its reserved id, and the places to be held until its create has ended.
+async fn reserved(provider: &Arc<dyn Provider>, spec: VmSpec) -> (VmSpec, Reservation) {
+    for _ in 0..TRIES {
+        match provider.reserve(&reserve_spec(&spec)).await {
+            Ok(reservation) => return (VmSpec { reserved_id: reservation.id.clone(), ..spec }, reservation),
+            Err(error) => assert!(is_passing(&error), "{error}"),
+        }
+        tokio::time::sleep(PAUSE).await;
+    }
+    panic!("nothing was reserved");
 }
 
 async fn create_as(subject: &dyn Subject, provider: &Arc<dyn Provider>, spec: &VmSpec) -> Result<Vm, ProviderError> {

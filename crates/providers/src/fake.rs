@@ -7,9 +7,12 @@
 //!
 //! A call takes its latency, and its effect lands half-way: cancelled before that it never happened, after that it did.
 
+mod abilities;
+mod check;
 mod cloud;
 pub mod journal;
 mod options;
+mod reserve;
 mod script;
 
 #[cfg(test)]
@@ -29,22 +32,24 @@ use nstance_core::{
     ports::{
         clock::{Clock, Entropy},
         provider::{
-            Capabilities, CreateMode, DeleteHow, Described, ErrorClass, ImageQuery, InstanceType, LbMember,
-            LeaderNetwork, Listing, Owner, Provider, ProviderError, SubnetFree, Tags, Vm, VmRef, VmSpec,
+            Balancers, Capabilities, CheckProblem, CheckSeverity, CreateMode, DeleteHow, Described, Ended, ErrorClass,
+            Images, InstanceType, LbMemberState, LeaderAddress, Listing, Need, Needs, Owner, Provider, ProviderError,
+            Reservation, ReserveSpec, SubnetFree, Tags, Vm, VmRef, VmSpec, VmTags,
         },
     },
     term::Permit,
     time::{Mono, Timestamp},
 };
 
-pub use self::{
-    cloud::FakeVm,
-    options::{FakeOptions, OptionsError},
-    script::{Call, Op, Outcome, Rule, When},
-};
 use self::{
     cloud::{Begun, Cloud},
+    reserve::Allocator,
     script::About,
+};
+pub use self::{
+    cloud::{FakeVm, ShownTags},
+    options::{FakeOptions, OptionsError},
+    script::{Call, EndOf, Op, Outcome, Rule, ScriptedEnd, When},
 };
 
 #[derive(Clone)]
@@ -52,6 +57,8 @@ pub struct FakeProvider {
     shared: Arc<Shared>,
     owner: Owner,
     self_id: Option<String>,
+    /// What the process that we stand for has reserved.
+    allocator: Arc<Allocator>,
 }
 
 struct Shared {
@@ -67,22 +74,32 @@ struct Moment {
     at: Timestamp,
     /// The script wants the effect done in part only, where it has parts.
     partial: bool,
+    /// The script wants an answer without tags.
+    without_tags: bool,
+    /// The script wants the effect to begin this much later.
+    later: Duration,
 }
 
 impl FakeProvider {
     pub fn new(owner: Owner, clock: Arc<dyn Clock>, entropy: Arc<dyn Entropy>, options: FakeOptions) -> Self {
-        let self_id = options.self_id.clone();
-        Self { shared: Arc::new(Shared { clock, entropy, options, cloud: Mutex::default() }), owner, self_id }
+        let (self_id, allocator) = (options.self_id.clone(), Arc::new(Allocator::new(&options)));
+        let shared = Arc::new(Shared { clock, entropy, options, cloud: Mutex::default() });
+        Self { shared, owner, self_id, allocator }
     }
 
     /// The same cloud, seen from another machine.
     pub fn with_self(&self, self_id: impl Into<String>) -> Self {
-        Self { self_id: Some(self_id.into()), ..self.clone() }
+        Self { self_id: Some(self_id.into()), ..self.restarted() }
     }
 
     /// The same cloud, for another owner.
     pub fn with_owner(&self, owner: Owner) -> Self {
-        Self { owner, ..self.clone() }
+        Self { owner, ..self.restarted() }
+    }
+
+    /// The same cloud, seen from a process that has just started: it knows nothing of what others have reserved.
+    pub fn restarted(&self) -> Self {
+        Self { allocator: Arc::new(Allocator::new(&self.shared.options)), ..self.clone() }
     }
 
     fn cloud(&self) -> MutexGuard<'_, Cloud> {
@@ -100,8 +117,15 @@ impl FakeProvider {
         self.cloud().rules.push(rule);
     }
 
+    /// Has VMs that are made from now on ended by the cloud.
+    pub fn script_end(&self, end: ScriptedEnd) {
+        self.cloud().ends.push(end);
+    }
+
     pub fn clear_script(&self) {
-        self.cloud().rules.clear();
+        let mut cloud = self.cloud();
+        cloud.rules.clear();
+        cloud.ends.clear();
     }
 
     /// While on, nothing answers and nothing lands.
@@ -117,6 +141,15 @@ impl FakeProvider {
     /// Ends every VM of that instance at once, whoever owns it. Says whether there was one.
     pub fn kill(&self, instance: InstanceId) -> bool {
         self.change(instance, |_, vm, now| vm.goes(now, [(Duration::ZERO, Seen::Gone)]))
+    }
+
+    /// Ends every VM of that instance after a while, by the cloud's own decision, and says why from then on.
+    pub fn end(&self, instance: InstanceId, after: Duration, ended: &Ended) -> bool {
+        self.change(instance, |_, vm, now| {
+            let as_it_was = vm.seen_at(now).unwrap_or(Seen::Pending);
+            vm.goes(now, [(Duration::ZERO, as_it_was), (after, Seen::Gone)]);
+            vm.ended = Some(ended.clone());
+        })
     }
 
     /// Stops the VM, as a person at the console would.
@@ -175,9 +208,32 @@ impl FakeProvider {
         self.change(instance, |_, vm, _| vm.tags = None)
     }
 
+    /// What answers about the instance's VMs say of their tags from now on. One answer alone loses them by
+    /// [`Outcome::HideTags`].
+    pub fn show_tags(&self, instance: InstanceId, shown: ShownTags) -> bool {
+        self.change(instance, |_, vm, _| vm.shown_tags = shown)
+    }
+
+    /// Takes our right to see the instance's VMs away, or gives it back: meanwhile listings omit them without a word,
+    /// and questions about them are refused.
+    pub fn forbid(&self, instance: InstanceId, on: bool) -> bool {
+        self.change(instance, |_, vm, _| vm.forbidden = on)
+    }
+
+    /// From now on a registered member is in after this long, whatever the options say.
+    pub fn set_lb_warmup(&self, warmup: Duration) {
+        self.cloud().lb_warmup = Some(warmup);
+    }
+
+    /// A member that fails its health checks is not in; also one that is registered later.
+    pub fn set_lb_health(&self, lb: &LbKey, instance: InstanceId, is_healthy: bool) {
+        self.cloud().set_lb_health(lb, instance, is_healthy);
+    }
+
     /// Puts an instance into a load balancer, as a person at the console would.
     pub fn put_in_balancer(&self, lb: &LbKey, instance: InstanceId) {
-        self.cloud().register(&self.shared.options, lb, instance, usize::MAX);
+        let (vm, now) = (VmRef { instance, provider_id: None }, self.now());
+        self.cloud().register(&self.shared.options, lb, &vm, usize::MAX, now);
     }
 
     /// Publishes an image, newer than all there are.
@@ -229,8 +285,13 @@ impl FakeProvider {
         self.cloud().vms.values().find(|vm| vm.instance == Some(instance)).cloned()
     }
 
-    pub fn members(&self, lb: &LbKey) -> BTreeMap<InstanceId, LbMember> {
-        self.cloud().members(lb, self.now())
+    pub fn members(&self, lb: &LbKey) -> BTreeMap<InstanceId, LbMemberState> {
+        self.cloud().members(lb, self.now()).into_iter().map(|member| (member.vm.instance, member.state)).collect()
+    }
+
+    /// Free local places of this process, where their number is limited.
+    pub fn free_places(&self) -> Option<usize> {
+        self.allocator.free_places()
     }
 
     pub fn n_calls(&self) -> usize {
@@ -263,17 +324,22 @@ impl FakeProvider {
         let (at, now) = (self.shared.clock.now(), self.now());
         let Begun { call, outcome, refused } = self.cloud().begin(&self.shared.options, op, &about, at, now);
         self.half_latency(op).await;
-        let scripted = |class: ErrorClass| op.error(class, format!("scripted: {}", class.as_str()));
         let answer = match (refused, &outcome) {
             (Some(refused), _) => Err(refused),
-            (None, Some(Outcome::Refuse(class))) => Err(scripted(*class)),
+            (None, Some(Outcome::Refuse(class))) => Err(op.scripted(*class)),
+            (None, Some(Outcome::RefuseWith(error))) => Err(op.scripted_with(error)),
             (None, Some(Outcome::Hang)) => std::future::pending().await,
             (None, outcome) => {
                 if let Some(Outcome::Delay(delay)) = outcome {
                     tokio::time::sleep(*delay).await;
                 }
-                let partial = matches!(outcome, Some(Outcome::LandThenFail(_)));
-                let moment = Moment { now: self.now(), at: self.shared.clock.now(), partial };
+                let moment = Moment {
+                    now: self.now(),
+                    at: self.shared.clock.now(),
+                    partial: matches!(outcome, Some(Outcome::LandThenFail(_) | Outcome::LandThenFailWith(_))),
+                    without_tags: matches!(outcome, Some(Outcome::HideTags)),
+                    later: if let Some(Outcome::LandLater(later)) = outcome { *later } else { Duration::ZERO },
+                };
                 let done = {
                     let mut cloud = self.cloud();
                     let done = match cloud.catch_up(&self.shared.options, moment.now) {
@@ -284,7 +350,8 @@ impl FakeProvider {
                     done
                 };
                 match outcome {
-                    Some(Outcome::LandThenFail(class)) => Err(scripted(*class)),
+                    Some(Outcome::LandThenFail(class)) => Err(op.scripted(*class)),
+                    Some(Outcome::LandThenFailWith(error)) => Err(op.scripted_with(error)),
                     Some(Outcome::LandThenHang) => std::future::pending().await,
                     _ => done,
                 }
@@ -298,10 +365,6 @@ impl FakeProvider {
     fn about(permit: &Permit, vm: &VmRef) -> About {
         About { instance: Some(vm.instance), epoch: Some(permit.epoch()), ..About::default() }
     }
-
-    fn me(&self, op: Op) -> Result<String, ProviderError> {
-        self.self_id.clone().ok_or_else(|| op.error(ErrorClass::Invalid, "we are on no machine of this cloud"))
-    }
 }
 
 fn toggle(set: &mut std::collections::BTreeSet<String>, key: &str, on: bool) {
@@ -309,16 +372,6 @@ fn toggle(set: &mut std::collections::BTreeSet<String>, key: &str, on: bool) {
         set.insert(key.to_owned());
     } else {
         set.remove(key);
-    }
-}
-
-/// `*` stands for anything.
-fn glob(pattern: &str, text: &str) -> bool {
-    match pattern.split_once('*') {
-        None => pattern == text,
-        Some((head, tail)) => text
-            .strip_prefix(head)
-            .is_some_and(|rest| (0..=rest.len()).any(|at| rest.is_char_boundary(at) && glob(tail, &rest[at..]))),
     }
 }
 
@@ -332,19 +385,37 @@ impl Provider for FakeProvider {
         let options = &self.shared.options;
         Capabilities {
             create: if options.idempotent_create { CreateMode::Idempotent } else { CreateMode::RecordFirst },
-            leader_network: true,
-            load_balancers: true,
-            images: true,
             visibility_delay: options.visibility_delay,
+            create_pace: options.create_pace,
+            deadlines: options.deadlines,
+            describe_batch: options.describe_batch,
         }
     }
 
-    async fn check(&self) -> Vec<ProviderError> {
-        self.call(Op::Check, About::default(), |_, _| Ok(())).await.err().into_iter().collect()
+    fn balancers(&self) -> Option<&dyn Balancers> {
+        Some(self)
     }
 
-    async fn reserve(&self, instance: InstanceId) -> Result<Option<String>, ProviderError> {
-        Ok(self.shared.options.reserve.then(|| format!("fake-{instance}")))
+    fn leader_address(&self) -> Option<&dyn LeaderAddress> {
+        Some(self)
+    }
+
+    fn images(&self) -> Option<&dyn Images> {
+        Some(self)
+    }
+
+    async fn check(&self, needs: &Needs) -> Vec<CheckProblem> {
+        let checked = self.call(Op::Check, About::default(), |cloud, _| Ok(self.unmet(cloud, needs))).await;
+        checked
+            .unwrap_or_else(|error| vec![CheckProblem { need: Need::Account, severity: CheckSeverity::Error, error }])
+    }
+
+    async fn reserve(&self, spec: &ReserveSpec) -> Result<Reservation, ProviderError> {
+        self.choose_id(spec).await
+    }
+
+    fn restore(&self, reserved: &[String]) {
+        self.allocator.restore(reserved);
     }
 
     async fn create(&self, permit: Permit, spec: &VmSpec) -> Result<Vm, ProviderError> {
@@ -366,7 +437,7 @@ impl Provider for FakeProvider {
     async fn delete(&self, permit: Permit, vm: &VmRef, _how: DeleteHow) -> Result<(), ProviderError> {
         let options = &self.shared.options;
         let about = Self::about(&permit, vm);
-        self.call(Op::Delete, about, |cloud, moment| cloud.delete(options, &self.owner, vm, moment.now)).await
+        self.call(Op::Delete, about, |cloud, moment| cloud.delete(options, &self.owner, vm, &moment)).await
     }
 
     async fn describe(&self, vms: &[VmRef]) -> Vec<Described> {
@@ -381,10 +452,18 @@ impl Provider for FakeProvider {
                 let (tags, subnet) = known.unwrap_or_default();
                 let group = tags.map(|tags| tags.group_ref());
                 let about = About { instance: Some(vm.instance), group, subnet, epoch: None };
-                if let Some(Outcome::Refuse(class) | Outcome::LandThenFail(class)) = cloud.script_one(&about) {
-                    return failed(Op::Describe.error(class, format!("scripted: {}", class.as_str())));
+                let outcome = cloud.script_one(Op::Describe, &about);
+                match &outcome {
+                    Some(Outcome::Refuse(class) | Outcome::LandThenFail(class)) => {
+                        return failed(Op::Describe.scripted(*class));
+                    }
+                    Some(Outcome::RefuseWith(error) | Outcome::LandThenFailWith(error)) => {
+                        return failed(Op::Describe.scripted_with(error));
+                    }
+                    _ => {}
                 }
-                match cloud.describe(options, &self.owner, vm, moment.now) {
+                let without_tags = moment.without_tags || outcome == Some(Outcome::HideTags);
+                match cloud.describe(options, &self.owner, vm, moment.now, without_tags) {
                     Ok(Some(vm)) => Described::Vm(Box::new(vm)),
                     Ok(None) => Described::NotFound,
                     Err(error) => Described::Unknown(error),
@@ -401,7 +480,12 @@ impl Provider for FakeProvider {
     async fn list(&self) -> Result<Listing, ProviderError> {
         let (options, owner) = (&self.shared.options, &self.owner);
         let look = |cloud: &mut Cloud, moment: Moment| {
-            let (vms, silent) = cloud.list(owner, moment.now.minus(options.listing_delay));
+            let (mut vms, silent) = cloud.list(owner, moment.now.minus(options.listing_delay));
+            for vm in &mut vms {
+                if moment.without_tags || cloud.lists_without_tags(vm) {
+                    vm.tags = VmTags::Absent;
+                }
+            }
             Ok((vms, silent, cloud.failing_page))
         };
         let (mut vms, silent, failing_page) = self.call(Op::List, About::default(), look).await?;
@@ -448,81 +532,6 @@ impl Provider for FakeProvider {
     async fn instance_type(&self, name: &str) -> Result<Option<InstanceType>, ProviderError> {
         let known = self.shared.options.instance_types.get(name).cloned();
         self.call(Op::InstanceType, About::default(), |_, _| Ok(known)).await
-    }
-
-    async fn resolve_image(&self, query: &ImageQuery) -> Result<Option<String>, ProviderError> {
-        let names = query.filters.get("name");
-        let fits = |name: &str| names.is_none_or(|names| names.iter().any(|pattern| glob(pattern, name)));
-        self.call(Op::ResolveImage, About::default(), |cloud, _| {
-            let images = self.shared.options.images.iter().chain(&cloud.images);
-            let mut images: Vec<&(String, String)> = images.filter(|(name, _)| fits(name)).collect();
-            if query.by_name {
-                images.sort();
-            }
-            let chosen = if query.ascending { images.first() } else { images.last() };
-            Ok(chosen.map(|(_, id)| id.clone()))
-        })
-        .await
-    }
-
-    async fn lb_register(&self, permit: Permit, lb: &LbKey, vm: &VmRef) -> Result<(), ProviderError> {
-        let options = &self.shared.options;
-        self.call(Op::LbRegister, Self::about(&permit, vm), |cloud, moment| {
-            cloud.register(options, lb, vm.instance, if moment.partial { 1 } else { usize::MAX });
-            Ok(())
-        })
-        .await
-    }
-
-    async fn lb_deregister(&self, permit: Permit, lb: &LbKey, vm: &VmRef) -> Result<(), ProviderError> {
-        let options = &self.shared.options;
-        self.call(Op::LbDeregister, Self::about(&permit, vm), |cloud, moment| {
-            cloud.deregister(options, lb, vm.instance, moment.now);
-            Ok(())
-        })
-        .await
-    }
-
-    async fn lb_members(&self, lb: &LbKey) -> Result<BTreeMap<InstanceId, LbMember>, ProviderError> {
-        self.call(Op::LbMembers, About::default(), |cloud, moment| Ok(cloud.members(lb, moment.now))).await
-    }
-
-    async fn self_id(&self) -> Option<String> {
-        self.self_id.clone()
-    }
-
-    async fn net_holder(&self, network: &LeaderNetwork) -> Result<Option<String>, ProviderError> {
-        self.call(Op::NetHolder, About::default(), |cloud, _| Ok(cloud.addresses.get(&network.ip).cloned())).await
-    }
-
-    async fn net_assign(
-        &self,
-        permit: Permit,
-        network: &LeaderNetwork,
-        _previous: Option<&str>,
-    ) -> Result<(), ProviderError> {
-        let me = self.me(Op::NetAssign)?;
-        let about = About { epoch: Some(permit.epoch()), ..About::default() };
-        let ours = self.cloud().addresses.get(&network.ip) == Some(&me);
-        if !ours {
-            tokio::time::sleep(self.shared.options.address_move_time).await;
-        }
-        self.call(Op::NetAssign, about, |cloud, _| {
-            cloud.addresses.insert(network.ip, me);
-            Ok(())
-        })
-        .await
-    }
-
-    async fn net_release(&self, network: &LeaderNetwork) -> Result<(), ProviderError> {
-        let me = self.me(Op::NetRelease)?;
-        self.call(Op::NetRelease, About::default(), |cloud, _| {
-            if cloud.addresses.get(&network.ip) == Some(&me) {
-                cloud.addresses.remove(&network.ip);
-            }
-            Ok(())
-        })
-        .await
     }
 
     fn k8s_provider_id(&self, vm: &VmRef) -> String {

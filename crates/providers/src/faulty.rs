@@ -15,12 +15,12 @@ use std::{
 
 use async_trait::async_trait;
 use nstance_core::{
-    ids::{InstanceId, LbKey},
     ports::{
         clock::Entropy,
         provider::{
-            Capabilities, DeleteHow, Described, ErrorClass, ImageQuery, InstanceType, LbMember, LeaderNetwork, Listing,
-            Provider, ProviderError, SubnetFree, Vm, VmRef, VmSpec,
+            Balancers, Capabilities, CheckProblem, CheckSeverity, DeleteHow, Described, ErrorClass, Image, ImageQuery,
+            Images, InstanceType, Landed, LbMember, LeaderAddress, LeaderNetwork, Listing, LoadBalancer, Need, Needs,
+            Provider, ProviderError, Reservation, ReserveSpec, SubnetFree, Vm, VmRef, VmSpec,
         },
     },
     term::Permit,
@@ -39,6 +39,9 @@ pub struct Faults {
     pub lose_after: u32,
     /// Refused with this class before anything landed. `NotFound` is left out: that would be a lie.
     pub refuse: BTreeMap<ErrorClass, u32>,
+    /// An effect lands, and its answer is a refusal of this class which says that it may have landed. A read is refused.
+    /// `NotFound` is left out here too.
+    pub land_then_refuse: BTreeMap<ErrorClass, u32>,
 }
 
 pub struct FaultyProvider {
@@ -56,6 +59,7 @@ enum Fate {
     LostBefore,
     LostAfter,
     Refused(ErrorClass),
+    LandedAndRefused(ErrorClass),
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -109,9 +113,11 @@ impl FaultyProvider {
         if falls(faults.lose_after) {
             return (delay, Fate::LostAfter);
         }
-        let refused = faults.refuse.iter().find(|(_, odds)| falls(**odds)).map(|(class, _)| *class);
-        match refused {
-            Some(class) if class != ErrorClass::NotFound => (delay, Fate::Refused(class)),
+        let refused = faults.refuse.iter().map(|(class, odds)| (Fate::Refused(*class), *class, *odds));
+        let landed =
+            faults.land_then_refuse.iter().map(|(class, odds)| (Fate::LandedAndRefused(*class), *class, *odds));
+        match refused.chain(landed).find(|(_, _, odds)| falls(*odds)) {
+            Some((fate, class, _)) if class != ErrorClass::NotFound => (delay, fate),
             _ => (delay, Fate::Well),
         }
     }
@@ -143,10 +149,37 @@ impl FaultyProvider {
                 let _ = call.await;
                 lost()
             }
+            Fate::LandedAndRefused(class) => {
+                let refused = ProviderError::new(op, class, "refused by chance");
+                match kind {
+                    Kind::Read => Err(refused),
+                    Kind::Effect => {
+                        let _ = call.await;
+                        Err(refused.with_landed(Landed::Maybe))
+                    }
+                }
+            }
         };
         self.thawed().await;
         answer
     }
+
+    fn inner_balancers(&self, op: &'static str) -> Result<&dyn Balancers, ProviderError> {
+        self.inner.balancers().ok_or_else(|| lacks(op, "has no load balancers"))
+    }
+
+    fn inner_leader_address(&self, op: &'static str) -> Result<&dyn LeaderAddress, ProviderError> {
+        self.inner.leader_address().ok_or_else(|| lacks(op, "moves no address"))
+    }
+
+    fn inner_images(&self, op: &'static str) -> Result<&dyn Images, ProviderError> {
+        self.inner.images().ok_or_else(|| lacks(op, "resolves no images"))
+    }
+}
+
+/// An ability is handed out only where the inner provider has it, so this is not seen unless that one changes its mind.
+fn lacks(op: &'static str, what: &str) -> ProviderError {
+    ProviderError::new(op, ErrorClass::Invalid, format!("the provider {what}"))
 }
 
 #[async_trait]
@@ -159,15 +192,32 @@ impl Provider for FaultyProvider {
         self.inner.capabilities()
     }
 
-    async fn check(&self) -> Vec<ProviderError> {
-        match self.pass("check", Kind::Read, async { Ok(self.inner.check().await) }).await {
+    fn balancers(&self) -> Option<&dyn Balancers> {
+        self.inner.balancers().is_some().then_some(self)
+    }
+
+    fn leader_address(&self) -> Option<&dyn LeaderAddress> {
+        self.inner.leader_address().is_some().then_some(self)
+    }
+
+    fn images(&self) -> Option<&dyn Images> {
+        self.inner.images().is_some().then_some(self)
+    }
+
+    async fn check(&self, needs: &Needs) -> Vec<CheckProblem> {
+        match self.pass("check", Kind::Read, async { Ok(self.inner.check(needs).await) }).await {
             Ok(problems) => problems,
-            Err(error) => vec![error],
+            Err(error) => vec![CheckProblem { need: Need::Account, severity: CheckSeverity::Error, error }],
         }
     }
 
-    async fn reserve(&self, instance: InstanceId) -> Result<Option<String>, ProviderError> {
-        self.inner.reserve(instance).await
+    /// Nothing leaves this process, so nothing can be lost.
+    async fn reserve(&self, spec: &ReserveSpec) -> Result<Reservation, ProviderError> {
+        self.inner.reserve(spec).await
+    }
+
+    fn restore(&self, reserved: &[String]) {
+        self.inner.restore(reserved);
     }
 
     async fn create(&self, permit: Permit, spec: &VmSpec) -> Result<Vm, ProviderError> {
@@ -205,45 +255,63 @@ impl Provider for FaultyProvider {
         self.pass("instance_type", Kind::Read, self.inner.instance_type(name)).await
     }
 
-    async fn resolve_image(&self, query: &ImageQuery) -> Result<Option<String>, ProviderError> {
-        self.pass("resolve_image", Kind::Read, self.inner.resolve_image(query)).await
+    fn k8s_provider_id(&self, vm: &VmRef) -> String {
+        self.inner.k8s_provider_id(vm)
+    }
+}
+
+#[async_trait]
+impl Balancers for FaultyProvider {
+    async fn lb_register(&self, permit: Permit, lb: &LoadBalancer, vm: &VmRef) -> Result<(), ProviderError> {
+        let inner = self.inner_balancers("lb_register")?;
+        self.pass("lb_register", Kind::Effect, inner.lb_register(permit, lb, vm)).await
     }
 
-    async fn lb_register(&self, permit: Permit, lb: &LbKey, vm: &VmRef) -> Result<(), ProviderError> {
-        self.pass("lb_register", Kind::Effect, self.inner.lb_register(permit, lb, vm)).await
+    async fn lb_deregister(&self, permit: Permit, lb: &LoadBalancer, vm: &VmRef) -> Result<(), ProviderError> {
+        let inner = self.inner_balancers("lb_deregister")?;
+        self.pass("lb_deregister", Kind::Effect, inner.lb_deregister(permit, lb, vm)).await
     }
 
-    async fn lb_deregister(&self, permit: Permit, lb: &LbKey, vm: &VmRef) -> Result<(), ProviderError> {
-        self.pass("lb_deregister", Kind::Effect, self.inner.lb_deregister(permit, lb, vm)).await
+    async fn lb_members(&self, lb: &LoadBalancer) -> Result<Vec<LbMember>, ProviderError> {
+        let inner = self.inner_balancers("lb_members")?;
+        self.pass("lb_members", Kind::Read, inner.lb_members(lb)).await
     }
+}
 
-    async fn lb_members(&self, lb: &LbKey) -> Result<BTreeMap<InstanceId, LbMember>, ProviderError> {
-        self.pass("lb_members", Kind::Read, self.inner.lb_members(lb)).await
-    }
-
-    async fn self_id(&self) -> Option<String> {
-        self.inner.self_id().await
+#[async_trait]
+impl LeaderAddress for FaultyProvider {
+    /// Asked of the machine itself, not of the network.
+    async fn self_id(&self) -> Result<String, ProviderError> {
+        self.inner_leader_address("self_id")?.self_id().await
     }
 
     async fn net_holder(&self, network: &LeaderNetwork) -> Result<Option<String>, ProviderError> {
-        self.pass("net_holder", Kind::Read, self.inner.net_holder(network)).await
+        let inner = self.inner_leader_address("net_holder")?;
+        self.pass("net_holder", Kind::Read, inner.net_holder(network)).await
     }
 
     async fn net_assign(
         &self,
         permit: Permit,
+        me: &str,
         network: &LeaderNetwork,
         previous: Option<&str>,
     ) -> Result<(), ProviderError> {
-        self.pass("net_assign", Kind::Effect, self.inner.net_assign(permit, network, previous)).await
+        let inner = self.inner_leader_address("net_assign")?;
+        self.pass("net_assign", Kind::Effect, inner.net_assign(permit, me, network, previous)).await
     }
 
-    async fn net_release(&self, network: &LeaderNetwork) -> Result<(), ProviderError> {
-        self.pass("net_release", Kind::Effect, self.inner.net_release(network)).await
+    async fn net_release(&self, me: &str, network: &LeaderNetwork) -> Result<(), ProviderError> {
+        let inner = self.inner_leader_address("net_release")?;
+        self.pass("net_release", Kind::Effect, inner.net_release(me, network)).await
     }
+}
 
-    fn k8s_provider_id(&self, vm: &VmRef) -> String {
-        self.inner.k8s_provider_id(vm)
+#[async_trait]
+impl Images for FaultyProvider {
+    async fn resolve_image(&self, query: &ImageQuery) -> Result<Option<Image>, ProviderError> {
+        let inner = self.inner_images("resolve_image")?;
+        self.pass("resolve_image", Kind::Read, inner.resolve_image(query)).await
     }
 }
 
@@ -268,7 +336,8 @@ mod tests {
         let run = async |seed| {
             let refuse = [(ErrorClass::Auth, 200), (ErrorClass::NotFound, 200)].into();
             let delay = Duration::from_millis(100);
-            let (fake, faulty) = faulty(seed, Faults { delay, lose_before: 200, lose_after: 200, refuse });
+            let (fake, faulty) =
+                faulty(seed, Faults { delay, lose_before: 200, lose_after: 200, refuse, ..Faults::default() });
             let mut answers = Vec::new();
             for _ in 0..200 {
                 answers.push(faulty.probe().await.map_err(|error| error.class));
@@ -284,6 +353,24 @@ mod tests {
             assert!(20 < n(answer), "{answer:?}: {}", n(answer));
         }
         assert!(n(Ok(())) < first.1, "some that failed had landed");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_refusal_of_what_has_landed_says_so_in_any_class() {
+        let faults = Faults { land_then_refuse: [(ErrorClass::Capacity, 1000)].into(), ..Faults::default() };
+        let (fake, faulty) = faulty(1, faults);
+        let permit = || {
+            let clock = Arc::new(TokioClock::starting_at(Timestamp::EPOCH));
+            nstance_core::term::Guard::unfenced(nstance_core::ids::Epoch(1), clock).permit().unwrap()
+        };
+        let lb = LoadBalancer { key: "web".parse().unwrap(), spec: nstance_core::value::Object::new() };
+        let instance = nstance_core::ids::InstanceId::new("knc".parse().unwrap(), [1; 16]);
+        let vm = VmRef { instance, provider_id: None };
+        let refused = faulty.balancers().unwrap().lb_register(permit(), &lb, &vm).await.unwrap_err();
+        assert_eq!((refused.class, refused.landed), (ErrorClass::Capacity, Landed::Maybe));
+        assert_eq!(fake.members(&lb.key).len(), 1);
+        let read = faulty.probe().await.unwrap_err();
+        assert_eq!((read.class, read.landed), (ErrorClass::Capacity, Landed::No));
     }
 
     #[tokio::test(start_paused = true)]

@@ -9,4 +9,6 @@ pub mod fake;
 
 pub mod faulty;
 
+pub mod minimal;
+
 pub mod contract;

@@ -9,7 +9,7 @@
 //! | `powered-off` (see [`power`]) | `Stopped` |
 //! | `deleting`, process alive | `Deleting`, else `Gone` |
 //! | `deleted` | `Gone`, and in no listing; `NotFound` after `clean` |
-//! | directory that cannot be read | `Unknown`, listed without tags |
+//! | directory that cannot be read, or tags that are not all there | `Unknown`, listed without tags |
 //!
 //! One instance never has two agents. An agent is started only under the directory's lock, and by somebody who made
 //! the directory just now or who looked through `/proc` for an agent that bears its name (see [`dir`] for why that look
@@ -34,7 +34,7 @@ mod vm_file;
 mod tests;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
+    collections::BTreeSet,
     fs, io,
     os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
@@ -44,13 +44,14 @@ use std::{
 
 use async_trait::async_trait;
 use nstance_core::{
-    ids::{InstanceId, LbKey},
+    ids::InstanceId,
     instance::Seen,
     ports::{
         clock::Clock,
         provider::{
-            Capabilities, CreateMode, DeleteHow, Described, ErrorClass, LbMember, LeaderNetwork, Listing, Provider,
-            ProviderError, SubnetFree, Vm, VmRef, VmSpec,
+            Balancers, Capabilities, CheckProblem, CheckSeverity, DeleteHow, Described, ErrorClass, LbMember,
+            LeaderAddress, LeaderNetwork, Listing, LoadBalancer, Need, Needs, Provider, ProviderError, Reservation,
+            ReserveSpec, SubnetFree, Vm, VmRef, VmSpec, VmTags,
         },
     },
     term::Permit,
@@ -114,11 +115,6 @@ impl ProcessProvider {
     pub fn on_machine(mut self, name: impl Into<String>) -> Self {
         self.machine = Some(name.into());
         self
-    }
-
-    fn machine(&self, op: &'static str) -> Result<&str, ProviderError> {
-        let unknown = || ProviderError::new(op, ErrorClass::Invalid, "this provider does not know its own machine");
-        self.machine.as_deref().ok_or_else(unknown)
     }
 }
 
@@ -187,6 +183,11 @@ fn io_error(op: &'static str, error: &io::Error) -> ProviderError {
     ProviderError::new(op, class, error.to_string())
 }
 
+fn tags_absent(op: &'static str, instance: InstanceId) -> ProviderError {
+    let message = format!("the tags of {instance} are not all there; put them back or remove its directory");
+    ProviderError::new(op, ErrorClass::Unavailable, message)
+}
+
 /// `None`: the directory is not there.
 async fn locked(op: &'static str, dir: &VmDir) -> Result<Option<Lock>, ProviderError> {
     match dir.lock().await.map_err(|error| io_error(op, &error))? {
@@ -228,7 +229,8 @@ impl Inner {
         Vm {
             vm: VmRef { instance, provider_id: Some(provider_id(instance)) },
             seen,
-            tags: file.tags(instance),
+            ended: None,
+            tags: file.shown_tags(instance),
             created_at: file.created_at(),
             ip4: Some("127.0.0.1".to_owned()),
             ip6: None,
@@ -246,7 +248,8 @@ impl Inner {
         Vm {
             vm: VmRef { instance, provider_id: Some(provider_id(instance)) },
             seen: Seen::Unknown,
-            tags: None,
+            ended: None,
+            tags: VmTags::Absent,
             created_at: None,
             ip4: None,
             ip6: None,
@@ -273,6 +276,9 @@ impl Inner {
             Read::NoDirectory => Described::NotFound,
             Read::Unreadable(error) => unknown(&error),
             Read::File(file) if file.whose(&self.options.owner) == Whose::Foreign => Described::NotFound,
+            Read::File(file) if file.shown_tags(vm.instance) == VmTags::Absent => {
+                Described::Unknown(tags_absent("describe", vm.instance))
+            }
             Read::File(file) => match Self::seen(&file) {
                 Ok(seen) => Described::Vm(Box::new(Self::view(vm.instance, &file, seen))),
                 Err(error) => unknown(&error),
@@ -366,19 +372,24 @@ impl Provider for ProcessProvider {
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities {
-            create: CreateMode::Idempotent,
-            leader_network: self.machine.is_some(),
-            load_balancers: true,
-            images: false,
-            visibility_delay: Duration::ZERO,
-        }
+        Capabilities::default()
     }
 
-    async fn check(&self) -> Vec<ProviderError> {
+    fn balancers(&self) -> Option<&dyn Balancers> {
+        Some(self)
+    }
+
+    fn leader_address(&self) -> Option<&dyn LeaderAddress> {
+        self.machine.is_some().then_some(self)
+    }
+
+    async fn check(&self, _needs: &Needs) -> Vec<CheckProblem> {
         let options = &self.inner.options;
         let mut problems = Vec::new();
-        let mut problem = |class, message| problems.push(ProviderError::new("check", class, message));
+        let mut problem = |class, message| {
+            let error = ProviderError::new("check", class, message);
+            problems.push(CheckProblem { need: Need::Account, severity: CheckSeverity::Error, error });
+        };
         let binary = &options.agent_binary;
         let is_program =
             |path: &Path| fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
@@ -398,8 +409,9 @@ impl Provider for ProcessProvider {
         problems
     }
 
-    async fn reserve(&self, instance: InstanceId) -> Result<Option<String>, ProviderError> {
-        Ok(Some(provider_id(instance)))
+    /// The id follows from the instance's, so no two instances can get the same one.
+    async fn reserve(&self, spec: &ReserveSpec) -> Result<Reservation, ProviderError> {
+        Ok(Reservation::named(provider_id(spec.instance)))
     }
 
     async fn create(&self, permit: Permit, spec: &VmSpec) -> Result<Vm, ProviderError> {
@@ -442,24 +454,36 @@ impl Provider for ProcessProvider {
         Ok(SubnetFree::Free(limit.saturating_sub(taken)))
     }
 
-    async fn lb_register(&self, _permit: Permit, lb: &LbKey, vm: &VmRef) -> Result<(), ProviderError> {
-        balancers::change(&self.inner.options.work_dir, lb, vm.instance, true)
+    fn k8s_provider_id(&self, vm: &VmRef) -> String {
+        k8s_id(vm.instance)
+    }
+}
+
+#[async_trait]
+impl Balancers for ProcessProvider {
+    async fn lb_register(&self, _permit: Permit, lb: &LoadBalancer, vm: &VmRef) -> Result<(), ProviderError> {
+        balancers::change(&self.inner.options.work_dir, &lb.key, vm.instance, true)
             .await
             .map_err(|error| io_error("lb_register", &error))
     }
 
-    async fn lb_deregister(&self, _permit: Permit, lb: &LbKey, vm: &VmRef) -> Result<(), ProviderError> {
-        balancers::change(&self.inner.options.work_dir, lb, vm.instance, false)
+    async fn lb_deregister(&self, _permit: Permit, lb: &LoadBalancer, vm: &VmRef) -> Result<(), ProviderError> {
+        balancers::change(&self.inner.options.work_dir, &lb.key, vm.instance, false)
             .await
             .map_err(|error| io_error("lb_deregister", &error))
     }
 
-    async fn lb_members(&self, lb: &LbKey) -> Result<BTreeMap<InstanceId, LbMember>, ProviderError> {
-        balancers::members(&self.inner.options.work_dir, lb).map_err(|error| io_error("lb_members", &error))
+    async fn lb_members(&self, lb: &LoadBalancer) -> Result<Vec<LbMember>, ProviderError> {
+        balancers::members(&self.inner.options.work_dir, &lb.key).map_err(|error| io_error("lb_members", &error))
     }
+}
 
-    async fn self_id(&self) -> Option<String> {
-        self.machine.clone()
+#[async_trait]
+impl LeaderAddress for ProcessProvider {
+    async fn self_id(&self) -> Result<String, ProviderError> {
+        let unknown =
+            || ProviderError::new("self_id", ErrorClass::Invalid, "this provider does not know its own machine");
+        self.machine.clone().ok_or_else(unknown)
     }
 
     async fn net_holder(&self, network: &LeaderNetwork) -> Result<Option<String>, ProviderError> {
@@ -469,23 +493,18 @@ impl Provider for ProcessProvider {
     async fn net_assign(
         &self,
         permit: Permit,
+        me: &str,
         network: &LeaderNetwork,
         _previous: Option<&str>,
     ) -> Result<(), ProviderError> {
-        let machine = self.machine("net_assign")?;
-        network::take(&self.inner.options.work_dir, network.ip, machine, permit.epoch().0)
+        network::take(&self.inner.options.work_dir, network.ip, me, permit.epoch().0)
             .await
             .map_err(|error| io_error("net_assign", &error))
     }
 
-    async fn net_release(&self, network: &LeaderNetwork) -> Result<(), ProviderError> {
-        let machine = self.machine("net_release")?;
-        network::release(&self.inner.options.work_dir, network.ip, machine)
+    async fn net_release(&self, me: &str, network: &LeaderNetwork) -> Result<(), ProviderError> {
+        network::release(&self.inner.options.work_dir, network.ip, me)
             .await
             .map_err(|error| io_error("net_release", &error))
-    }
-
-    fn k8s_provider_id(&self, vm: &VmRef) -> String {
-        k8s_id(vm.instance)
     }
 }

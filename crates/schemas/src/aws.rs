@@ -10,7 +10,7 @@ use nstance_core::{
     value::{Object, Value},
 };
 
-use crate::shape::{Managed, Member, Shape, Stage, TextFault, check, is_template, shown};
+use crate::shape::{Managed, Member, Shape, Stage, TextFault, check, is_template, keys, shown};
 
 #[rustfmt::skip]
 pub mod table;
@@ -36,7 +36,7 @@ static MANAGED: &[Managed] = &[
     ("Operator", "remove it"),
 ];
 
-/// Keys of one network interface that name a thing that only one instance can have.
+/// Keys of a network interface whose value only one instance can have.
 const ONE_INSTANCE_ONLY: [&str; 4] = ["NetworkInterfaceId", "PrivateIpAddress", "PrivateIpAddresses", "Ipv6Addresses"];
 
 impl ProviderSchema for Aws {
@@ -84,6 +84,10 @@ impl ProviderSchema for Aws {
         problems
     }
 
+    fn load_balancer_keys(&self) -> Vec<(String, String)> {
+        keys(LOAD_BALANCER)
+    }
+
     fn check_leader_network(&self, _: Option<IpAddr>, interface_id: Option<&str>) -> Vec<SchemaProblem> {
         match interface_id {
             None => vec![SchemaProblem::new(&[], SchemaFault::Missing { key: "interface_id" })],
@@ -102,7 +106,7 @@ fn arn_fault(text: &str) -> TextFault {
     (!is_arn).then(|| (format!("{} is no ARN", shown(text)), help))
 }
 
-/// Everything but what must be there at last.
+/// All checks but for required args.
 fn check_request(args: &Object, context: ArgsContext, stage: Stage) -> Vec<SchemaProblem> {
     let mut problems = check(args, table::RUN_INSTANCES, MANAGED, stage);
     check_tags(args, &mut problems);
@@ -172,7 +176,7 @@ fn check_interfaces(args: &Object, problems: &mut Vec<SchemaProblem>) {
     }
 }
 
-/// A spot instance that is stopped or asked for again by the provider would come back without us.
+/// EC2 starts a persistent or stopped spot instance again by itself, without a new nonce.
 fn check_spot(args: &Object, problems: &mut Vec<SchemaProblem>) {
     let field = |key: &str, inner: &str| args.get(key).and_then(Value::as_object).and_then(|it| it.get(inner));
     let options = field("InstanceMarketOptions", "SpotOptions").and_then(Value::as_object);
@@ -263,7 +267,7 @@ mod tests {
             ("Monitoring", nested(&[])),
         ]);
         assert!(found[0].starts_with("Imageid: unknown of BlockDeviceMappings, ImageId, Ipv6"), "{found:?}");
-        assert!(!found[0].contains("InstanceType") && !found[0].contains("DryRun"), "not those that nobody may set");
+        assert!(!found[0].contains("InstanceType") && !found[0].contains("DryRun"), "managed keys are not suggested");
         let at = "BlockDeviceMappings.0.Ebs";
         assert_eq!(found[1], format!("{at}.VolumeSize: expected a whole number"));
         assert!(found[2].starts_with(&format!("{at}.VolumeType: `gp9` is not known here (use one of: ")), "{found:?}");
@@ -277,7 +281,7 @@ mod tests {
     }
 
     #[test]
-    fn what_nstance_sets_is_refused_and_what_goes_is_warned_of() {
+    fn managed_keys_are_refused_and_deprecated_keys_are_warned_of() {
         let interface = nested(&[("DeviceIndex", Value::Int(0)), ("SubnetId", Value::from("subnet-1"))]);
         let found = written(&[
             ("InstanceType", Value::from("t3.small")),

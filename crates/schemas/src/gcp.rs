@@ -12,7 +12,7 @@ use nstance_core::{
 
 use crate::{
     dev::needless_interface,
-    shape::{Managed, Member, Shape, Stage, TextFault, check, is_made_of, is_template, shown},
+    shape::{Managed, Member, Shape, Stage, TextFault, check, is_made_of, is_template, keys, shown},
 };
 
 pub(crate) struct Gcp;
@@ -150,6 +150,10 @@ impl ProviderSchema for Gcp {
         check(load_balancer, LOAD_BALANCER, &[], Stage::Settings)
     }
 
+    fn load_balancer_keys(&self) -> Vec<(String, String)> {
+        keys(LOAD_BALANCER)
+    }
+
     fn check_leader_network(&self, ip: Option<IpAddr>, interface_id: Option<&str>) -> Vec<SchemaProblem> {
         let mut problems: Vec<SchemaProblem> = interface_id.map(|_| needless_interface()).into_iter().collect();
         if ip.is_some_and(|ip| ip.is_ipv6()) {
@@ -189,7 +193,7 @@ fn conflict(path: &[&str], message: impl Into<String>) -> SchemaProblem {
     SchemaProblem::new(path, SchemaFault::Conflict { message: message.into() })
 }
 
-/// Everything but what must be there at last.
+/// All checks but for required args.
 fn check_instance(args: &Object, stage: Stage) -> Vec<SchemaProblem> {
     let mut problems = check(args, ARGS, &[], stage);
     check_labels(args, stage, &mut problems);
@@ -221,7 +225,7 @@ fn check_instance(args: &Object, stage: Stage) -> Vec<SchemaProblem> {
     problems
 }
 
-/// Whether only rendering will tell what a text says.
+/// Whether the text is known only after rendering.
 fn is_open(text: &str, stage: Stage) -> bool {
     stage == Stage::Template && is_template(text)
 }

@@ -147,7 +147,7 @@ impl ProviderSchema for Proxmox {
     }
 }
 
-/// Everything but what must be there at last.
+/// All checks but for required args.
 fn check_machine(args: &Object, stage: Stage) -> Vec<SchemaProblem> {
     let mut problems = check(args, ARGS, &[], stage);
     if args.get("TemplateVMID").is_some() && args.get("TemplateName").is_some() {

@@ -100,6 +100,36 @@ pub fn refuse_all(object: &Object) -> Vec<SchemaProblem> {
     check(object, &[], &[], Stage::Settings)
 }
 
+/// Every key of `members` and of what is below them by its path, with what its value should be.
+pub fn keys(members: &[Member]) -> Vec<(String, String)> {
+    fn add(path: &str, shape: &Shape, found: &mut Vec<(String, String)>) {
+        let what = match shape {
+            Shape::String | Shape::Text | Shape::Grammar(_) | Shape::Timestamp => "string",
+            Shape::Bool => "boolean",
+            Shape::Integer { .. } => "integer",
+            Shape::Duration => "duration",
+            Shape::Enum(values) => {
+                found.extend(values.iter().map(|value| (path.to_owned(), format!("{value:?}"))));
+                return;
+            }
+            Shape::List(_) => "list",
+            Shape::Struct(_) => "object",
+            Shape::Map { .. } | Shape::AnyObject => "map",
+        };
+        found.push((path.to_owned(), what.to_owned()));
+        match shape {
+            Shape::List(of) => add(&format!("{path}[0]"), of, found),
+            Shape::Struct(members) => {
+                members.iter().for_each(|it| add(&format!("{path}.{}", it.name), it.shape, found));
+            }
+            _ => {}
+        }
+    }
+    let mut found = Vec::new();
+    members.iter().for_each(|it| add(it.name, it.shape, &mut found));
+    found
+}
+
 /// Whether a string is still to be rendered.
 pub fn is_template(text: &str) -> bool {
     text.contains("{{")
@@ -211,6 +241,7 @@ impl Checker {
                 let help = if max == i64::MAX { format!("use {min} or more") } else { format!("use {min} to {max}") };
                 self.bad(format!("{number} is out of range"), Some(help));
             }
+            None if (min, max) == (0, i64::MAX) => self.wrong_type("a whole number, 0 or more"),
             None => self.wrong_type("a whole number"),
         }
     }
@@ -344,6 +375,23 @@ mod tests {
         assert_eq!(check_at(Stage::Rendered, &templates).len(), 5);
         let in_place_of_a_list = [("Items", Value::from("{{ .Vars.Items }}"))];
         assert_eq!(check_at(Stage::Template, &in_place_of_a_list), ["Items: expected a list"], "it stays a string");
+    }
+
+    #[test]
+    fn all_keys_are_listed_with_what_they_hold() {
+        let all: Vec<String> = keys(&MEMBERS[1..3]).into_iter().map(|(path, what)| format!("{path}: {what}")).collect();
+        assert_eq!(
+            all,
+            [
+                "Mode: \"fast\"",
+                "Mode: \"slow\"",
+                "Items: list",
+                "Items[0]: object",
+                "Items[0].Size: integer",
+                "Items[0].On: boolean",
+                "Items[0].Old: string",
+            ]
+        );
     }
 
     #[test]

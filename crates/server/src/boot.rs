@@ -59,6 +59,7 @@ use crate::{
         config::{self, Applied, ConfigError, InForce, LastGood},
         register::logged,
     },
+    tasks::check,
     term::{Advertised, Planner, Shared, Term},
     vitals::{Role, Vitals},
     wiring,
@@ -314,6 +315,9 @@ impl Boot {
             let jitter = &server.error_exit_jitter;
             served.ending = Ending { limit: server.shutdown_timeout, jitter: (jitter.min_delay, jitter.max_delay) };
         });
+        if parts.provider.is_none() {
+            wiring::check_provider(&applied.config).map_err(End::Fatal)?;
+        }
         self.check_advertise_host(&applied).map_err(End::Fatal)?;
         // Bound for the life of the process: while it is, no other server can be bound here, so one that finds the
         // lease naming this very address knows that its holder is gone.
@@ -362,10 +366,17 @@ impl Boot {
                 wiring::provider(&applied.config, clock, entropy, &self.tasks, parts.id.as_str()).map_err(End::Fatal)?
             }
         };
-        for problem in provider.check().await {
-            tracing::warn!(error = %Chain(&problem), "provider check");
+        // Beside the start: a standby of a shard tells what is wrong before it is needed.
+        let (checked, needs) = (provider.clone(), check::needs(&applied.config, std::iter::empty()));
+        self.tasks.spawn_droppable("provider check", async move {
+            check::check(checked.as_ref(), &needs).await;
+        });
+        if let Some(address) = provider.leader_address() {
+            match address.self_id().await {
+                Ok(id) => candidate.runs_on(Some(id)),
+                Err(error) => tracing::info!(error = %Chain(&error), "which machine this is, is not known"),
+            }
         }
-        candidate.runs_on(provider.self_id().await);
         self.synced(&cache).await?;
         self.vitals.set_loaded();
         let shared = Arc::new(Shared {

@@ -297,6 +297,27 @@ pub fn end_double(term: &Arc<Term>, vm: Vm) {
     });
 }
 
+/// The provider showed for the first time that a VM does not run any more. Tells why, and counts an end before
+/// registration like a refused create.
+pub fn died(term: &Arc<Term>, id: InstanceId) {
+    let (instance, seen, ended) = {
+        let state = term.world.lock();
+        let Some(entry) = state.entries.get(&id) else { return };
+        (entry.instance().clone(), entry.seen, entry.vm.as_ref().and_then(|vm| vm.ended.clone()))
+    };
+    if instance.phase() == Phase::Pending && ended.is_none() {
+        return; // the planner asks what became of its create
+    }
+    let mut message = format!("provider shows the VM {}", seen.as_str());
+    if let Some(ended) = &ended {
+        message = format!("{message}: {}", ended.message);
+        if instance.registration.is_none() && instance.delete.is_none() {
+            refusal::ended_early(term, &instance, ended);
+        }
+    }
+    term.tell(Tell::instance(Reason::InstanceDead, &instance.group, id, message));
+}
+
 /// Writes the durable word first, then asks the provider, then has somebody look until the end is proved.
 async fn delete(
     term: &Arc<Term>,

@@ -53,7 +53,7 @@ use crate::{
         groups::Groups,
         refresh, report,
     },
-    tasks::{capacity, collect, images, observe},
+    tasks::{capacity, check, collect, images, observe},
     term::{Advertised, Shared, Term},
     term_clock::TermClock,
     vitals::Role,
@@ -462,11 +462,13 @@ async fn begin(
         guard,
         scope.clone(),
         world,
-        Gate::new(Pace::of(server), shared.clock.clone()),
+        Gate::new(Pace::of(server, shared.provider.capabilities().create_pace), shared.clock.clone()),
         groups,
         advertised,
     );
     restore(&term, rebuilt.vanished).await;
+    shared.provider.restore(&term.world.reserved_ids());
+    scope.spawn_droppable("provider check", check::work(term.clone()));
     scope.spawn("observe", observe::work(term.clone()));
     scope.spawn("collect", collect::work(term.clone()));
     scope.spawn("capacity", capacity::work(term.clone()));

@@ -14,7 +14,11 @@ use std::{
 };
 
 use nstance_config::model::Server;
-use nstance_core::{plan::Priority, ports::clock::Clock, time::Mono};
+use nstance_core::{
+    plan::Priority,
+    ports::{clock::Clock, provider::CreatePace},
+    time::Mono,
+};
 use tokio::sync::{Notify, oneshot};
 
 /// The rate never falls below this, in tokens per second.
@@ -38,11 +42,11 @@ pub struct Pace {
 }
 
 impl Pace {
-    pub fn of(server: &Server) -> Self {
-        let own = server.provider.kind.facts().create_pace;
+    /// The config's, else the provider's own.
+    pub fn of(server: &Server, provider: CreatePace) -> Self {
         Self {
-            refill: server.create_rate_limit.unwrap_or(own.refill),
-            burst: server.create_burst.unwrap_or(own.burst),
+            refill: server.create_rate_limit.unwrap_or(provider.refill),
+            burst: server.create_burst.unwrap_or(provider.burst),
             max_parallel: server.max_parallel_creates,
         }
     }

@@ -1,6 +1,7 @@
 //! What runs by itself: each looks at state only, is idempotent, and ends with its term.
 
 pub mod capacity;
+pub mod check;
 pub mod collect;
 pub mod images;
 pub mod observe;

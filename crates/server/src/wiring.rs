@@ -74,8 +74,22 @@ fn encryption_keys(key: &EncryptionKey) -> anyhow::Result<Vec<nstance_store::key
     Ok(loaded.keys)
 }
 
-/// Provider kinds that this build can run. A config may name any kind; a server of another build may be meant by it.
+/// Provider kinds that this build can run.
 const PROVIDERS: [&str; 2] = ["process", "fake"];
+
+/// Refuses a provider that this build lacks. Validation accepts every kind, so that all builds give the same report.
+pub fn check_provider(config: &Config) -> anyhow::Result<()> {
+    let kind = config.server.provider.kind.as_str();
+    if PROVIDERS.contains(&kind) { Ok(()) } else { Err(not_built(kind)) }
+}
+
+fn not_built(kind: &str) -> anyhow::Error {
+    anyhow::anyhow!(
+        "provider {kind} is not part of this build, which has {}; start a build of nstance-server that has it, or choose \
+         another server.provider.kind",
+        PROVIDERS.join(" and ")
+    )
+}
 
 pub fn provider(
     config: &Config,
@@ -100,11 +114,7 @@ pub fn provider(
                 .context("server.provider.options")?;
             Ok(Arc::new(FakeProvider::new(owner, clock, entropy, options).with_self(machine)))
         }
-        other => bail!(
-            "provider {other} is not part of this build, which has {}; \
-             start a build of nstance-server that has it, or choose another server.provider.kind",
-            PROVIDERS.join(" and ")
-        ),
+        other => Err(not_built(other)),
     }
 }
 
@@ -148,4 +158,25 @@ pub fn advertised(address: &Address, bound: SocketAddr) -> String {
 pub fn advertised_own(address: &Address, bound: SocketAddr, port_offset: u16) -> anyhow::Result<String> {
     let port = shifted(address.port, port_offset)?;
     Ok(advertised(&Address { host: address.host.clone(), port }, bound))
+}
+
+#[cfg(test)]
+mod tests {
+    use nstance_config::{Checks, load};
+
+    use super::*;
+
+    #[test]
+    fn a_provider_that_this_build_lacks_is_valid_and_refused_at_start() {
+        let config =
+            |text: &str| load("example", text.as_bytes(), &Checks::offline(nstance_schemas::ALL)).config.unwrap();
+        let process = config(include_str!("../../../examples/config-tmux.jsonc"));
+        assert!(check_provider(&process).is_ok());
+        let aws = config(include_str!("../../../examples/config-aws.jsonc"));
+        assert_eq!(
+            check_provider(&aws).unwrap_err().to_string(),
+            "provider aws is not part of this build, which has process and fake; start a build of nstance-server that \
+             has it, or choose another server.provider.kind"
+        );
+    }
 }

@@ -25,13 +25,14 @@ use nstance_core::{
     ids::{GroupRef, InstanceId, LbKey, Tenant},
     instance::{Health, Instance, Ownership, Seen},
     plan::Hold,
-    ports::provider::{Vm, VmRef},
+    ports::provider::{LoadBalancer, Vm, VmRef},
     snapshot::{BlockKind, Completeness, CreateBlock, ProviderView, Settings},
     time::{Mono, Timestamp},
 };
 use nstance_store::{rebuild::CorruptRecord, records::Versioned};
+use tokio::sync::Notify;
 
-pub use balancers::{Balance, Way};
+pub use balancers::{Balance, MembersShown, Way};
 pub use brake::{BrakeMemory, BrakeSettings};
 pub use entry::{Describe, Entry, Facts, Link, Notice, StreamId, is_terminal};
 pub use failures::FailureMemory;
@@ -89,8 +90,12 @@ pub struct State {
     pub foreign: BTreeSet<InstanceId>,
     /// Members of load balancers that nobody knows, being taken out.
     pub strangers: BTreeSet<(LbKey, InstanceId)>,
+    /// VMs whose tags were absent from listings, and from how many in a row.
+    pub untagged: BTreeMap<InstanceId, u32>,
     /// Load balancers that somebody looks at until nobody drains out of them.
-    pub watched_balancers: BTreeSet<LbKey>,
+    pub watched_balancers: BTreeMap<LbKey, Arc<Notify>>,
+    /// Load balancers as the config of this term described them last: what leaves the config is still deregistered.
+    pub described_balancers: BTreeMap<LbKey, LoadBalancer>,
     /// To those who watch instances; there once the term has begun.
     pub feed: Option<Feed>,
     /// Groups that a config would take away together with too much else, since when: they wait for a person's word.
@@ -117,6 +122,8 @@ pub struct GroupState {
     pub created: VecDeque<Timestamp>,
     pub sizes: VecDeque<(Timestamp, u32)>,
     pub never_registered_in_a_row: u32,
+    /// Blocks caused by VMs that were accepted and died before they registered.
+    ended_early: BTreeSet<BlockKind>,
     pub failures: FailureMemory,
     pub rollout: RolloutMemory,
     /// Losses whose replacement has not been asked for yet: when each was noticed.
@@ -154,6 +161,7 @@ impl Default for GroupState {
             created: VecDeque::new(),
             sizes: VecDeque::new(),
             never_registered_in_a_row: 0,
+            ended_early: BTreeSet::new(),
             failures: FailureMemory::default(),
             rollout: RolloutMemory::default(),
             losses: VecDeque::new(),
@@ -211,7 +219,9 @@ impl World {
             images: Images::new(clock.started_at()),
             foreign: BTreeSet::new(),
             strangers: BTreeSet::new(),
-            watched_balancers: BTreeSet::new(),
+            untagged: BTreeMap::new(),
+            watched_balancers: BTreeMap::new(),
+            described_balancers: BTreeMap::new(),
             feed: None,
             mass_removal: BTreeMap::new(),
         };
@@ -241,6 +251,7 @@ impl World {
             if let Some(it) = state.groups.get_mut(group) {
                 it.blocks.clear();
                 it.never_registered_in_a_row = 0;
+                it.ended_early.clear();
                 it.revision += 1;
             }
         }
@@ -286,6 +297,12 @@ impl World {
         }
         state.corrupt = corrupt;
         state.complete.records = true;
+    }
+
+    /// The provider ids that records reserve.
+    pub fn reserved_ids(&self) -> Vec<String> {
+        let state = self.lock();
+        state.entries.values().filter_map(|entry| entry.instance().provider.reserved_id.clone()).collect()
     }
 
     /// Says what is asked of some groups. One that nobody asks for any more (`None`) becomes unknown: its
@@ -451,6 +468,22 @@ impl State {
         it.revision += 1;
     }
 
+    /// Takes in the facts of an intent that is not written yet and was made again, with a later creation time.
+    pub fn restate_intent(&mut self, intent: Instance, now: Timestamp) {
+        let Some(entry) = self.entries.get_mut(&intent.id) else { return };
+        let (before, after) = (entry.instance().created_at, intent.created_at);
+        let (group, managed) = (intent.group.clone(), intent.ownership == Ownership::Managed);
+        entry.facts = Facts::Intent(intent);
+        entry.fresh_from = now;
+        let window = self.runaway_window;
+        let it = self.group(&group);
+        if managed {
+            it.uncount(before);
+            it.count(Some(after), window, now);
+        }
+        it.revision += 1;
+    }
+
     /// Takes in facts of an instance nobody knew yet, or newer ones of one we know.
     pub fn insert(&mut self, facts: Facts, now: Timestamp) {
         let instance = facts.instance();
@@ -607,6 +640,28 @@ impl GroupState {
         self.block(kind, message, now, Some(until));
         if let Some(block) = self.blocks.get_mut(&kind) {
             block.times = times;
+        }
+    }
+
+    /// Ends a block because a create was accepted: unless VMs that were accepted died before they registered. Then only a
+    /// registration proves that the request works.
+    pub fn unblock_after_accepted_create(&mut self, kind: BlockKind) {
+        if !self.ended_early.contains(&kind) {
+            self.unblock(kind);
+        }
+    }
+
+    /// Notes that accepted creates come to nothing, for a reason that blocks creates in this way.
+    pub fn note_ended_early(&mut self, kind: BlockKind) {
+        self.ended_early.insert(kind);
+    }
+
+    /// A machine registered: whatever ended others before that is over.
+    pub fn registered(&mut self) {
+        self.never_registered_in_a_row = 0;
+        self.unblock(BlockKind::BackingOff);
+        for kind in std::mem::take(&mut self.ended_early) {
+            self.unblock(kind);
         }
     }
 

@@ -13,7 +13,7 @@ use nstance_core::{
     ports::{
         objects::{Condition, ObjectStore as _},
         peers::{Knock, PeerAsk, PeerError, PeerView, Peers as _},
-        provider::{LbMember, Tags},
+        provider::Tags,
     },
     time::Timestamp,
 };
@@ -100,7 +100,7 @@ impl Plane {
 
     /// Whether traffic goes to an instance, or still may.
     pub fn is_balanced(&self, instance: InstanceId) -> bool {
-        matches!(self.cloud().members(&lb()).get(&instance), Some(LbMember::In | LbMember::Draining))
+        self.cloud().members(&lb()).contains_key(&instance)
     }
 
     /// Agents that have a stream open.

@@ -9,7 +9,7 @@ use std::{
 use nstance_core::{
     ids::{GroupRef, InstanceId},
     instance::{Instance, Ownership, Phase, Seen},
-    ports::provider::LbMember,
+    ports::provider::LbMemberState,
 };
 use nstance_providers::{
     fake::{FakeOptions, FakeProvider},
@@ -455,7 +455,7 @@ impl Plane {
             .cloud()
             .members(&lb())
             .into_iter()
-            .filter(|(_, member)| *member == LbMember::In)
+            .filter(|(_, member)| *member == LbMemberState::In)
             .map(|(id, _)| id)
             .collect();
         let web = crate::site::group("default", "web");

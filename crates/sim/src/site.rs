@@ -17,7 +17,7 @@ use nstance_core::{
     ports::{
         clock::{Clock, Entropy},
         objects::{Condition, ObjectStore},
-        provider::{LbMember, Owner, VmRef},
+        provider::{Owner, VmRef},
         secrets::Secrets as _,
     },
     time::Timestamp,
@@ -99,7 +99,7 @@ impl Ground {
         };
         let group = found.as_ref().and_then(|it| it.tags.as_ref()).map(nstance_core::ports::provider::Tags::group_ref);
         let deleted = self.deleted.lock().unwrap_or_else(PoisonError::into_inner);
-        let balanced = matches!(self.cloud.members(&lb()).get(&vm.instance), Some(LbMember::In | LbMember::Draining));
+        let balanced = self.cloud.members(&lb()).contains_key(&vm.instance);
         Scene {
             now,
             seen: found.as_ref().and_then(|it| it.seen_at(self.clock.monotonic())),

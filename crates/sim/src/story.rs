@@ -6,10 +6,13 @@ use std::{collections::BTreeMap, sync::Arc, time::Duration};
 use nstance_core::{
     ids::InstanceId,
     instance::{Ownership, Phase, Seen},
-    ports::{clock::Entropy, provider::ErrorClass},
+    ports::{
+        clock::Entropy,
+        provider::{Ended, ErrorClass},
+    },
 };
 use nstance_providers::{
-    fake::{FakeOptions, Op, Outcome, Rule, When},
+    fake::{EndOf, FakeOptions, Op, Outcome, Rule, ScriptedEnd, When},
     faulty::Faults,
 };
 use nstance_rt::entropy::below;
@@ -41,6 +44,7 @@ pub(crate) fn options(seed: u64) -> FakeOptions {
     FakeOptions {
         idempotent_create: below(chance, 4) != 0,
         reserve: below(chance, 2) == 0,
+        places: [0, 1, 3][usize::try_from(below(chance, 3)).unwrap_or(0)],
         latencies: BTreeMap::from([(Op::Create, millis(50, 800))]),
         latency: millis(2, 200),
         jitter: millis(0, 100),
@@ -118,7 +122,10 @@ impl Story {
     }
 
     async fn step(&self) {
-        match self.below(124) {
+        match self.below(136) {
+            124..128 => self.hide_tags(),
+            128..132 => self.end_early(),
+            132..136 => self.slow_balancers(),
             112..115 => self.hand_over(),
             115..118 => self.partition(),
             118..121 => self.clock_jump(),
@@ -324,6 +331,41 @@ impl Story {
         self.plane.site.cloud().script(Rule { op: Op::Create, when, times, outcome: Outcome::Refuse(class) });
     }
 
+    /// Some answers come without the tags of the VMs.
+    fn hide_tags(&self) {
+        let op = if self.below(2) == 0 { Op::List } else { Op::Describe };
+        let times = 1 + u32::try_from(self.below(6)).unwrap_or(0);
+        self.note(format!("{times} answers to {} come without tags", op.as_str()));
+        self.plane.site.judge().count(|stats| stats.provider_faults += u64::from(times));
+        self.plane.site.cloud().script(Rule { op, when: When::Always, times, outcome: Outcome::HideTags });
+    }
+
+    /// Some VMs are accepted and end soon after, most of them before they register; the cloud says why.
+    fn end_early(&self) {
+        let classes = [ErrorClass::Capacity, ErrorClass::Quota, ErrorClass::Invalid];
+        let class = classes[usize::try_from(self.below(3)).unwrap_or(0)];
+        let subnet = if self.below(2) == 0 { "subnet-1" } else { "subnet-2" };
+        let instance_type = ["small", "medium", "large"][usize::try_from(self.below(3)).unwrap_or(0)];
+        let times = 1 + u32::try_from(self.below(3)).unwrap_or(0);
+        let after = Duration::from_millis(self.below(5000));
+        self.note(format!("{times} new {instance_type} VMs in {subnet} end after {after:?}: {}", class.as_str()));
+        self.plane.site.judge().count(|stats| stats.kills += u64::from(times));
+        self.plane.site.cloud().script_end(ScriptedEnd {
+            of: EndOf::Choice { subnet: subnet.to_owned(), instance_type: Some(instance_type.to_owned()) },
+            after,
+            times,
+            ended: Ended { class, code: None, message: "the story wants it".to_owned() },
+        });
+    }
+
+    /// Load balancers take their time to serve new members.
+    fn slow_balancers(&self) {
+        let (warmup, time) = (self.seconds(0, 20), self.seconds(10, 60));
+        self.note(format!("load balancers serve new members after {warmup:?}"));
+        self.plane.site.cloud().set_lb_warmup(warmup);
+        self.later(time, |site| site.cloud().set_lb_warmup(Duration::ZERO));
+    }
+
     fn provider_faults(&self) {
         let odds = |most: u64| u32::try_from(self.below(most)).unwrap_or(0);
         let faults = Faults {
@@ -331,6 +373,7 @@ impl Story {
             lose_before: odds(80),
             lose_after: odds(80),
             refuse: BTreeMap::from([(ErrorClass::Throttled, odds(60)), (ErrorClass::Unavailable, odds(60))]),
+            land_then_refuse: BTreeMap::from([(ErrorClass::Invalid, odds(20))]),
         };
         let time = self.seconds(5, 60);
         self.note(format!("calls to the cloud go wrong for {time:?}: {faults:?}"));

@@ -1,17 +1,18 @@
 //! Between the servers and the world: what they send goes on its way even if they die meanwhile, and somebody sees it
 //! begin and land.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::sync::Arc;
 
 use async_trait::async_trait;
 use nstance_core::{
-    ids::{Epoch, InstanceId, LbKey},
+    ids::{Epoch, InstanceId},
     ports::{
         clock::Clock as _,
         objects::{Condition, ETag, Listed, Object, ObjectStore, StoreError, StoreFault},
         provider::{
-            Capabilities, DeleteHow, Described, ErrorClass, ImageQuery, InstanceType, LbMember, LeaderNetwork, Listing,
-            Provider, ProviderError, SubnetFree, Vm, VmRef, VmSpec,
+            Balancers, Capabilities, CheckProblem, DeleteHow, Described, ErrorClass, Images, InstanceType, LbMember,
+            LeaderAddress, LeaderNetwork, Listing, LoadBalancer, Needs, Provider, ProviderError, Reservation,
+            ReserveSpec, SubnetFree, Vm, VmRef, VmSpec,
         },
     },
     term::Permit,
@@ -203,12 +204,28 @@ impl Provider for SentProvider {
         self.inner.capabilities()
     }
 
-    async fn check(&self) -> Vec<ProviderError> {
-        self.inner.check().await
+    fn balancers(&self) -> Option<&dyn Balancers> {
+        self.inner.balancers().map(|_| self as &dyn Balancers)
     }
 
-    async fn reserve(&self, instance: InstanceId) -> Result<Option<String>, ProviderError> {
-        self.inner.reserve(instance).await
+    fn leader_address(&self) -> Option<&dyn LeaderAddress> {
+        self.inner.leader_address().map(|_| self as &dyn LeaderAddress)
+    }
+
+    fn images(&self) -> Option<&dyn Images> {
+        self.inner.images()
+    }
+
+    async fn check(&self, needs: &Needs) -> Vec<CheckProblem> {
+        self.inner.check(needs).await
+    }
+
+    async fn reserve(&self, spec: &ReserveSpec) -> Result<Reservation, ProviderError> {
+        self.inner.reserve(spec).await
+    }
+
+    fn restore(&self, reserved: &[String]) {
+        self.inner.restore(reserved);
     }
 
     async fn create(&self, permit: Permit, spec: &VmSpec) -> Result<Vm, ProviderError> {
@@ -252,49 +269,57 @@ impl Provider for SentProvider {
         self.inner.instance_type(name).await
     }
 
-    async fn resolve_image(&self, query: &ImageQuery) -> Result<Option<String>, ProviderError> {
-        self.inner.resolve_image(query).await
+    fn k8s_provider_id(&self, vm: &VmRef) -> String {
+        self.inner.k8s_provider_id(vm)
     }
+}
 
-    async fn lb_register(&self, permit: Permit, lb: &LbKey, vm: &VmRef) -> Result<(), ProviderError> {
+/// Said by an ability that is handed out only where the inner provider has it.
+const HANDED_OUT: &str = "an ability is handed out only where the inner provider has it";
+
+#[async_trait]
+impl Balancers for SentProvider {
+    async fn lb_register(&self, permit: Permit, lb: &LoadBalancer, vm: &VmRef) -> Result<(), ProviderError> {
         self.begin("lb_register", &permit, Some(vm.instance));
         let (inner, lb, vm) = (self.inner.clone(), lb.clone(), vm.clone());
-        self.send("lb_register", async move { inner.lb_register(permit, &lb, &vm).await }).await
+        let call = async move { inner.balancers().expect(HANDED_OUT).lb_register(permit, &lb, &vm).await };
+        self.send("lb_register", call).await
     }
 
-    async fn lb_deregister(&self, permit: Permit, lb: &LbKey, vm: &VmRef) -> Result<(), ProviderError> {
+    async fn lb_deregister(&self, permit: Permit, lb: &LoadBalancer, vm: &VmRef) -> Result<(), ProviderError> {
         self.begin("lb_deregister", &permit, Some(vm.instance));
         let (inner, lb, vm) = (self.inner.clone(), lb.clone(), vm.clone());
-        self.send("lb_deregister", async move { inner.lb_deregister(permit, &lb, &vm).await }).await
+        let call = async move { inner.balancers().expect(HANDED_OUT).lb_deregister(permit, &lb, &vm).await };
+        self.send("lb_deregister", call).await
     }
 
-    async fn lb_members(&self, lb: &LbKey) -> Result<BTreeMap<InstanceId, LbMember>, ProviderError> {
-        self.inner.lb_members(lb).await
+    async fn lb_members(&self, lb: &LoadBalancer) -> Result<Vec<LbMember>, ProviderError> {
+        self.inner.balancers().expect(HANDED_OUT).lb_members(lb).await
     }
+}
 
-    async fn self_id(&self) -> Option<String> {
-        self.inner.self_id().await
+#[async_trait]
+impl LeaderAddress for SentProvider {
+    async fn self_id(&self) -> Result<String, ProviderError> {
+        self.inner.leader_address().expect(HANDED_OUT).self_id().await
     }
 
     async fn net_holder(&self, network: &LeaderNetwork) -> Result<Option<String>, ProviderError> {
-        self.inner.net_holder(network).await
+        self.inner.leader_address().expect(HANDED_OUT).net_holder(network).await
     }
 
     async fn net_assign(
         &self,
         permit: Permit,
+        me: &str,
         network: &LeaderNetwork,
         previous: Option<&str>,
     ) -> Result<(), ProviderError> {
         self.begin("net_assign", &permit, None);
-        self.inner.net_assign(permit, network, previous).await
+        self.inner.leader_address().expect(HANDED_OUT).net_assign(permit, me, network, previous).await
     }
 
-    async fn net_release(&self, network: &LeaderNetwork) -> Result<(), ProviderError> {
-        self.inner.net_release(network).await
-    }
-
-    fn k8s_provider_id(&self, vm: &VmRef) -> String {
-        self.inner.k8s_provider_id(vm)
+    async fn net_release(&self, me: &str, network: &LeaderNetwork) -> Result<(), ProviderError> {
+        self.inner.leader_address().expect(HANDED_OUT).net_release(me, network).await
     }
 }

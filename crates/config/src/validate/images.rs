@@ -183,6 +183,9 @@ fn read_load_balancer(at: &At<'_>, kind: Option<ProviderKind>, checks: &Checks<'
         at.bad(format!("provider {kind} has no load balancers"), help);
         return None;
     }
+    for (key, what) in kind.schema().load_balancer_keys() {
+        at.problems.note_asked(|| format!("{}.{key}", at.path), || [what]);
+    }
     let Json::Object(entries) = &at.node.json else { return None };
     let is_spec = |entry: &&jsonc::Entry| entry.key != OWN && !matches!(entry.value.json, Json::Null | Json::Broken);
     let spec: Object = jsonc::to_object(&entries.iter().filter(is_spec).cloned().collect::<Vec<_>>());

@@ -97,7 +97,7 @@ fn node_path(node: &Node, steps: &[String]) -> Path {
     path
 }
 
-/// The same below a merged value, which is no longer what one person wrote in one place.
+/// The same below a merged value, whose parts come from several places of the file.
 pub(super) fn value_path(base: Path, value: &Value, steps: &[String]) -> Path {
     let mut path = base;
     let mut value = Some(value);

@@ -94,18 +94,18 @@ fn the_documented_report_comes_out() {
     let loaded = load("config/us-west-2a.jsonc", config.as_bytes(), &Checks::offline(nstance_schemas::ALL));
     expect![[r#"
         config/us-west-2a.jsonc: 3 errors, 0 warnings; nothing was applied
-        error[unknown-key] server.garbage_collection.registrationTimeout (15:47)
+        error[unknown-key] server.garbage_collection.registrationTimeout (17:47)
           unknown key `registrationTimeout`
           help: did you mean `registration_timeout`?
-        error[missing-var] templates.knc.files["node.env"].template.NODE_LABELS (45:67)
+        error[missing-var] templates.knc.files["node.env"].template.NODE_LABELS (47:67)
           group default/control-plane renders .Vars.NodeLabels, which no layer defines
           help: add it to vars of defaults, templates.knc or groups.control-plane, or write {{ .Vars.NodeLabels | default "" }}
-        error[bad-reference] groups.default.ingress.subnet_pool (58:76)
+        error[bad-reference] groups.default.ingress.subnet_pool (60:76)
           subnet pool `ingres` does not exist
           help: did you mean `ingress`? pools: control-plane, ingress, workers
     "#]]
     .assert_eq(&loaded.report.text());
-    expect![[r#"{"object":"config/us-west-2a.jsonc","etag":null,"ok":false,"problems":[{"severity":"error","code":"unknown-key","path":"server.garbage_collection.registrationTimeout","line":15,"column":47,"message":"unknown key `registrationTimeout`","help":"did you mean `registration_timeout`?"},{"severity":"error","code":"missing-var","path":"templates.knc.files[\"node.env\"].template.NODE_LABELS","line":45,"column":67,"message":"group default/control-plane renders .Vars.NodeLabels, which no layer defines","help":"add it to vars of defaults, templates.knc or groups.control-plane, or write {{ .Vars.NodeLabels | default \"\" }}"},{"severity":"error","code":"bad-reference","path":"groups.default.ingress.subnet_pool","line":58,"column":76,"message":"subnet pool `ingres` does not exist","help":"did you mean `ingress`? pools: control-plane, ingress, workers"}]}"#]].assert_eq(&loaded.report.json());
+    expect![[r#"{"object":"config/us-west-2a.jsonc","etag":null,"ok":false,"problems":[{"severity":"error","code":"unknown-key","path":"server.garbage_collection.registrationTimeout","line":17,"column":47,"message":"unknown key `registrationTimeout`","help":"did you mean `registration_timeout`?"},{"severity":"error","code":"missing-var","path":"templates.knc.files[\"node.env\"].template.NODE_LABELS","line":47,"column":67,"message":"group default/control-plane renders .Vars.NodeLabels, which no layer defines","help":"add it to vars of defaults, templates.knc or groups.control-plane, or write {{ .Vars.NodeLabels | default \"\" }}"},{"severity":"error","code":"bad-reference","path":"groups.default.ingress.subnet_pool","line":60,"column":76,"message":"subnet pool `ingres` does not exist","help":"did you mean `ingress`? pools: control-plane, ingress, workers"}]}"#]].assert_eq(&loaded.report.json());
 }
 
 #[test]

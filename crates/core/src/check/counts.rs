@@ -3,7 +3,7 @@
 use super::{Court, Invariant, removals::was_in_use};
 use crate::{
     group::Desired,
-    ids::InstanceId,
+    ids::{InstanceId, LbKey},
     instance::{CreateReason, DrainReason, Health, LbState, Ownership, Phase, Seen},
     plan::{Action, DeleteReason},
     snapshot::{Busy, InstanceView},
@@ -359,9 +359,23 @@ impl Court<'_> {
         }
     }
 
+    /// Its load balancer had the registration timeout to serve it, and serves no other instance of the group either.
+    fn waits_in_vain(&self, it: &InstanceView, lb: &LbKey) -> bool {
+        let timeout = self.shard.settings.registration_timeout;
+        let begun = it.registered_at.unwrap_or(it.created_at);
+        let others = self.view.instances.values().map(|other| other.load_balancers.get(lb));
+        !timeout.is_zero()
+            && begun.plus(timeout) <= self.now
+            && others.into_iter().all(|state| state != Some(&LbState::Registered))
+    }
+
     fn is_ready(&self, it: &InstanceView) -> bool {
-        let listed = |lb| it.load_balancers.get(lb) == Some(&LbState::Registered);
-        it.phase == Phase::Running && was_in_use(it) && it.reported && self.view.load_balancers.iter().all(listed)
+        let serves = |lb| match it.load_balancers.get(lb) {
+            Some(LbState::Registered) => true,
+            Some(LbState::Coming) => self.waits_in_vain(it, lb),
+            _ => false,
+        };
+        it.phase == Phase::Running && was_in_use(it) && it.reported && self.view.load_balancers.iter().all(serves)
     }
 }
 

@@ -6,7 +6,7 @@
 use std::collections::BTreeSet;
 
 use super::{
-    Action, Priority, Scene,
+    Action, HoldKind, Priority, Scene,
     draft::{Draft, Urgency},
     drain,
     members::Standing,
@@ -50,7 +50,7 @@ fn balance_one(scene: Scene<'_>, draft: &mut Draft<'_>, listed: &BTreeSet<&LbKey
         let out = leaves || (is_settled && !listed.contains(lb));
         let goes = match state {
             LbState::Absent | LbState::DrainingOut => false,
-            LbState::Registering | LbState::Registered => out,
+            LbState::Registering | LbState::Coming | LbState::Registered => out,
             // Whatever is wanted now: it gets out first.
             LbState::Deregistering => scene.is_due(it),
         };
@@ -68,6 +68,9 @@ fn balance_one(scene: Scene<'_>, draft: &mut Draft<'_>, listed: &BTreeSet<&LbKey
     }
     for lb in listed {
         let state = it.load_balancers.get(*lb).copied().unwrap_or(LbState::Absent);
+        if state == LbState::Coming {
+            wait_for(scene, draft, id, it, lb);
+        }
         if !matches!(state, LbState::Absent | LbState::Registering) {
             continue;
         }
@@ -77,5 +80,18 @@ fn balance_one(scene: Scene<'_>, draft: &mut Draft<'_>, listed: &BTreeSet<&LbKey
             draft.act(urgency, Action::LbRegister { lb: (*lb).clone(), instance: id });
         }
         draft.wake_if(it.next_attempt_at);
+    }
+}
+
+/// An instance that its load balancer does not serve yet. After the registration timeout this is worth a hold.
+fn wait_for(scene: Scene<'_>, draft: &mut Draft<'_>, id: InstanceId, it: &InstanceView, lb: &LbKey) {
+    let since = it.registered_at.unwrap_or(it.created_at);
+    let Some(overdue) = scene.coming_is_overdue_at(it) else { return };
+    if scene.now < overdue {
+        draft.wake(overdue);
+    } else if !scene.is_serving(it, lb) {
+        let hold = draft.hold(HoldKind::WaitingForLb, "registered at its load balancer, which does not serve it yet");
+        hold.instance = Some(id);
+        hold.since = Some(since);
     }
 }

@@ -314,7 +314,10 @@ fn drain(slot: &mut Option<DrainView>) -> DrainView {
 fn set_instance(it: &mut InstanceView, word: &str) {
     let (key, value) = word.split_once('=').unwrap_or((word, ""));
     match key {
-        "age" => (it.created_at, it.timers_from) = (when(value), when(value)),
+        "age" => {
+            (it.created_at, it.timers_from) = (when(value), when(value));
+            it.registered_at = it.registered_at.map(|at| at.max(it.created_at));
+        }
         "hash" => it.infra_hash = value.to_owned(),
         "seen" => {
             let (what, since) = value.split_once(':').unwrap_or((value, "5s"));
@@ -354,6 +357,7 @@ fn set_instance(it: &mut InstanceView, word: &str) {
             let state = match state {
                 "absent" => LbState::Absent,
                 "registering" => LbState::Registering,
+                "coming" => LbState::Coming,
                 "registered" => LbState::Registered,
                 "deregistering" => LbState::Deregistering,
                 "draining-out" => LbState::DrainingOut,

@@ -8,7 +8,7 @@ use std::time::Duration;
 use super::draft::Urgency;
 use crate::{
     group::Desired,
-    ids::{GroupRef, InstanceId},
+    ids::{GroupRef, InstanceId, LbKey},
     instance::{HOST_GRACE, Health, LbState, Ownership, Phase, Seen},
     snapshot::{Busy, Candidate, GroupView, InstanceView, ShardView},
     time::Timestamp,
@@ -101,9 +101,26 @@ impl Scene<'_> {
 
     /// Running, heard of, and in every load balancer of its group.
     pub(crate) fn is_ready(&self, it: &InstanceView) -> bool {
-        it.phase == Phase::Running
-            && it.reported
-            && self.view.load_balancers.iter().all(|lb| it.load_balancers.get(lb) == Some(&LbState::Registered))
+        it.phase == Phase::Running && it.reported && self.view.load_balancers.iter().all(|lb| self.is_serving(it, lb))
+    }
+
+    /// Whether its load balancer sends it traffic. A health check that has passed for no member of the group until the
+    /// registration timeout distinguishes nothing, and is not waited for.
+    pub(crate) fn is_serving(&self, it: &InstanceView, lb: &LbKey) -> bool {
+        match it.load_balancers.get(lb) {
+            Some(LbState::Registered) => true,
+            Some(LbState::Coming) => {
+                self.coming_is_overdue_at(it).is_some_and(|at| at <= self.now)
+                    && !self.view.instances.values().any(|it| it.load_balancers.get(lb) == Some(&LbState::Registered))
+            }
+            _ => false,
+        }
+    }
+
+    /// When a load balancer has had enough time to serve the instance.
+    pub(crate) fn coming_is_overdue_at(&self, it: &InstanceView) -> Option<Timestamp> {
+        let timeout = self.shard.settings.registration_timeout;
+        (!timeout.is_zero()).then(|| it.registered_at.unwrap_or(it.created_at).plus(timeout))
     }
 
     /// Another hash than the group's. A record without one tells nothing, and must not rotate a fleet after a rebuild.

@@ -147,6 +147,12 @@ pub trait ProviderSchema: Send + Sync {
     /// Checks one entry of `load_balancers` without its `provider`. Not called where the kind has no load balancers.
     fn check_load_balancer(&self, load_balancer: &Object) -> Vec<SchemaProblem>;
 
+    /// Every key of one entry of `load_balancers` by its path, with what its value should be: `groups[0]`, `string`. A
+    /// key with several possible values occurs several times. For lists of all keys that a config may have.
+    fn load_balancer_keys(&self) -> Vec<(String, String)> {
+        Vec::new()
+    }
+
     /// Checks `server.leader_network`. An address that could not be read is `None`.
     fn check_leader_network(&self, ip: Option<IpAddr>, interface_id: Option<&str>) -> Vec<SchemaProblem>;
 

@@ -27,3 +27,4 @@ mod s3_faults;
 mod s3_linearizable;
 mod store_contract;
 mod trap_map;
+mod validate_alike;

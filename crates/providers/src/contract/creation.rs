@@ -32,10 +32,11 @@ pub async fn create_then_describe_then_list(subject: &dyn Subject) {
 }
 
 fn check(subject: &dyn Subject, vm: &Vm, id: &str) {
-    let asked = spec(&subject.owner(), 1);
+    let asked = spec_of(subject, 1);
     assert_eq!(vm.vm.instance, asked.instance);
     assert_eq!(vm.vm.provider_id.as_deref(), Some(id));
-    assert_eq!(vm.tags.as_ref(), Some(&asked.tags));
+    assert_eq!(vm.tags.complete(), Some(&asked.tags));
+    assert_eq!(vm.ended, None);
     assert_eq!(vm.instance_type, asked.instance_type);
     assert_eq!(vm.subnet.as_deref(), Some(asked.subnet.as_str()));
     assert!(vm.created_at.is_some());
@@ -43,18 +44,17 @@ fn check(subject: &dyn Subject, vm: &Vm, id: &str) {
 
 pub async fn create_twice_is_one(subject: &dyn Subject) {
     let provider = subject.provider();
-    let first = create(subject, 1).await;
-    let mut again = spec(&subject.owner(), 1);
-    again.reserved_id = provider.reserve(again.instance).await.expect("an id is reserved");
-    match create_as(subject, &provider, &again).await {
+    let (spec, _places) = reserved(&provider, spec_of(subject, 1)).await;
+    let first = create_as(subject, &provider, &spec).await.expect("the VM is made");
+    settle(subject).await;
+    match create_as(subject, &provider, &spec).await {
         Ok(same) => assert_eq!(same.vm, first.vm),
         Err(error) => {
             assert_eq!(provider.capabilities().create, CreateMode::RecordFirst, "{error}");
-            assert_eq!(error.class.landed(), Landed::No);
+            assert_eq!(error.landed, Landed::No);
         }
     }
-    let mut parallel = spec(&subject.owner(), 2);
-    parallel.reserved_id = provider.reserve(parallel.instance).await.expect("an id is reserved");
+    let (parallel, _places) = reserved(&provider, spec_of(subject, 2)).await;
     let answers = join_all((0..8).map(|_| create_as(subject, &provider, &parallel))).await;
     let made: Vec<Vm> = answers.into_iter().filter_map(Result::ok).collect();
     assert!(!made.is_empty(), "one of them is accepted");
@@ -68,8 +68,7 @@ pub async fn a_timed_out_create_yields_one_vm(subject: &dyn Subject) {
         return;
     }
     let provider = subject.provider();
-    let mut spec = spec(&subject.owner(), 1);
-    spec.reserved_id = provider.reserve(spec.instance).await.expect("an id is reserved");
+    let (spec, _places) = reserved(&provider, spec_of(subject, 1)).await;
     if let Err(error) = provider.create(permit(subject), &spec).await {
         assert!(is_passing(&error), "a lost answer is no refusal: {error}");
     }
@@ -80,12 +79,31 @@ pub async fn a_timed_out_create_yields_one_vm(subject: &dyn Subject) {
     assert_eq!(list(subject).await[&instance(1)].vm, made.vm);
 }
 
+pub async fn a_refusal_that_may_have_landed_yields_one_vm(subject: &dyn Subject) {
+    use ErrorClass::*;
+    let provider = subject.provider();
+    for (n, class) in (1..).zip([Capacity, Quota, Invalid, Unavailable]) {
+        if !subject.land_and_refuse(class) {
+            return;
+        }
+        let (spec, _places) = reserved(&provider, spec_of(subject, n)).await;
+        let error = provider.create(permit(subject), &spec).await.expect_err("its answer is a refusal");
+        // Behind a bad network another answer may have come in its place.
+        assert!((error.class, error.landed) == (class, Landed::Maybe) || is_passing(&error), "{error:?}");
+        settle(subject).await;
+        let made = create_as(subject, &provider, &spec).await.expect("a repeat finds it or makes it");
+        settle(subject).await;
+        until("each is there once", async || list(subject).await.len() == usize::from(n)).await;
+        assert_eq!(list(subject).await[&instance(n)].vm, made.vm);
+    }
+}
+
 pub async fn tags_are_there_from_the_first_moment(subject: &dyn Subject) {
     let creates = join_all((1..=10).map(|n| create(subject, n)));
     let watch = async {
         for _ in 0..50 {
             if let Ok(listing) = subject.provider().list().await {
-                assert!(listing.vms.iter().all(|vm| vm.tags.is_some()), "a VM was seen before its tags");
+                assert!(listing.vms.iter().all(|vm| vm.tags.complete().is_some()), "a VM was seen before its tags");
             }
             tokio::time::sleep(Duration::from_millis(1)).await;
         }
@@ -98,8 +116,10 @@ pub async fn failed_create_leaves_nothing(subject: &dyn Subject) {
         return;
     }
     let provider = subject.provider();
-    let error = create_as(subject, &provider, &spec(&subject.owner(), 1)).await.expect_err("it is refused");
-    assert_eq!(error.class.landed(), Landed::No);
+    let (spec, places) = reserved(&provider, spec_of(subject, 1)).await;
+    let error = create_as(subject, &provider, &spec).await.expect_err("it is refused");
+    drop(places);
+    assert_eq!(error.landed, Landed::No);
     retry(async || provider.clean(permit(subject), &by_name(1)).await).await;
     settle(subject).await;
     assert!(list(subject).await.is_empty());
@@ -109,8 +129,7 @@ pub async fn failed_create_leaves_nothing(subject: &dyn Subject) {
 pub async fn cancel_mid_create_is_recoverable(subject: &dyn Subject) {
     let provider = subject.provider();
     for n in 1..=12 {
-        let mut spec = spec(&subject.owner(), n);
-        spec.reserved_id = provider.reserve(spec.instance).await.expect("an id is reserved");
+        let (spec, _places) = reserved(&provider, spec_of(subject, n)).await;
         // On a slow provider these fall before, amid and after the landing.
         let patience = Duration::from_millis(u64::from(n) * 10 - 10);
         let _ = tokio::time::timeout(patience, provider.create(permit(subject), &spec)).await;
@@ -131,21 +150,46 @@ pub async fn error_classes_are_right(subject: &dyn Subject) {
         if !subject.refuse_creates(Some(class)) {
             return;
         }
-        let answer = subject.provider().create(permit(subject), &spec(&subject.owner(), 1)).await;
+        let answer = subject.provider().create(permit(subject), &spec_of(subject, 1)).await;
         let error = answer.expect_err("it is refused");
         // Behind a bad network the call may be lost before it is refused.
         assert!(error.class == class || is_passing(&error), "{class:?} became {:?}", error.class);
         assert_eq!(error.op, "create");
-        assert_eq!(error.class.landed() == Landed::Maybe, error.class == Ambiguous);
+        match error.class {
+            Ambiguous => assert_eq!(error.landed, Landed::Maybe),
+            Capacity | Quota | Auth | Invalid => assert_eq!(error.landed, Landed::No, "{error:?}"),
+            _ => {}
+        }
         if error.class != class {
             return;
         }
     }
 }
 
+pub async fn a_refusal_says_what_it_is_about(subject: &dyn Subject) {
+    use ErrorClass::*;
+    let kinds = [
+        (Capacity, Scope::Choice),
+        (Quota, Scope::Choice),
+        (Quota, Scope::Account),
+        (Invalid, Scope::Image),
+        (Invalid, Scope::Account),
+    ];
+    for (class, scope) in kinds {
+        if !subject.refuse_creates_about(class, scope) {
+            continue;
+        }
+        let error = subject.provider().create(permit(subject), &spec_of(subject, 1)).await;
+        let error = error.expect_err("it is refused");
+        // Behind a bad network the call may be lost before it is refused.
+        assert!((error.class, error.scope) == (class, scope) || is_passing(&error), "{error:?}");
+        subject.refuse_creates(None);
+    }
+}
+
 pub async fn an_unknown_arg_is_an_error(subject: &dyn Subject) {
     let provider = subject.provider();
-    let mut wrong = spec(&subject.owner(), 1);
+    let mut wrong = spec_of(subject, 1);
     wrong.args.insert("ImageIdd", Value::from("x"));
     let problems =
         find(provider.kind()).expect("every kind has a schema").check_args(&wrong.args, ArgsContext::default());
@@ -171,10 +215,10 @@ pub async fn twenty_parallel_creates_spread_and_all_succeed(subject: &dyn Subjec
 
 pub async fn no_secret_in_errors(subject: &dyn Subject) {
     let provider = subject.provider();
-    let mut wrong = spec(&subject.owner(), 1);
+    let mut wrong = spec_of(subject, 1);
     wrong.args.insert("ImageIdd", Value::from("x"));
     subject.refuse_creates(Some(ErrorClass::Auth));
-    for spec in [spec(&subject.owner(), 1), wrong.clone(), wrong] {
+    for spec in [spec_of(subject, 1), wrong.clone(), wrong] {
         let shown = match provider.create(permit(subject), &spec).await {
             Ok(vm) => format!("{vm:?} {spec:?}"),
             Err(error) => format!("{error} {error:?} {spec:?}"),

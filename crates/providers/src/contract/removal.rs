@@ -35,6 +35,30 @@ pub async fn delete_refuses_a_stranger(subject: &dyn Subject) {
     assert_eq!(seen(subject, &standing.vm).await, Some(Seen::Running));
 }
 
+pub async fn an_answered_delete_stays_open_until_seen(subject: &dyn Subject) {
+    let made = create(subject, 1).await;
+    settle(subject).await;
+    until("it runs", async || seen(subject, &made.vm).await == Some(Seen::Running)).await;
+    until("it is listed", async || list(subject).await.contains_key(&instance(1))).await;
+    let is_delayed = subject.delay_deletes();
+    delete(subject, &made.vm, DeleteHow::Now).await;
+    if is_delayed {
+        assert!(!matches!(seen(subject, &made.vm).await, None | Some(Seen::Gone)), "an answer is not the end");
+    }
+    // Until it is gone, listings do not lose it.
+    until("it is gone", async || {
+        let is_listed = list(subject).await.contains_key(&instance(1));
+        let is_gone = matches!(seen(subject, &made.vm).await, None | Some(Seen::Gone));
+        assert!(is_listed || is_gone, "it was in no listing before it was gone");
+        if !is_gone {
+            delete(subject, &made.vm, DeleteHow::Now).await;
+        }
+        is_gone
+    })
+    .await;
+    ends(subject, &made.vm).await;
+}
+
 pub async fn clean_leaves_nothing(subject: &dyn Subject) {
     let provider = subject.provider();
     let made = create(subject, 1).await;
@@ -44,5 +68,6 @@ pub async fn clean_leaves_nothing(subject: &dyn Subject) {
     for _ in 0..2 {
         retry(async || provider.clean(permit(subject), &made.vm).await).await;
     }
-    assert_eq!(seen(subject, &made.vm).await, None);
+    // A provider without leftovers need not forget what is gone.
+    assert!(matches!(seen(subject, &made.vm).await, None | Some(Seen::Gone)));
 }

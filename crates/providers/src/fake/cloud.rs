@@ -10,15 +10,30 @@ use std::{
 use nstance_core::{
     ids::{ClusterId, InstanceId, LbKey, Shard},
     instance::Seen,
-    ports::provider::{ErrorClass, LbMember, Owner, ProviderError, Tags, Vm, VmRef, VmSpec},
+    ports::provider::{
+        Ended, ErrorClass, LbMember, LbMemberState, Owner, ProviderError, Tags, Vm, VmRef, VmSpec, VmTags,
+    },
     time::{Mono, Timestamp},
 };
 
 use super::{
+    Moment,
     journal::{Journal, Line, Made},
     options::FakeOptions,
-    script::{About, Call, Op, Outcome, Rule, When},
+    script::{About, Call, Op, Outcome, Rule, ScriptedEnd, When},
 };
+
+/// What answers about a VM say of its tags.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
+pub enum ShownTags {
+    /// What they are.
+    #[default]
+    AsTheyAre,
+    /// They are left out.
+    Absent,
+    /// They are malformed.
+    Foreign,
+}
 
 /// A VM of the fake cloud, gone ones included until they are cleaned.
 #[derive(Debug, Clone, PartialEq)]
@@ -42,6 +57,11 @@ pub struct FakeVm {
     pub protected: bool,
     /// When it will be reclaimed, once that was announced.
     pub notice: Option<Timestamp>,
+    pub shown_tags: ShownTags,
+    /// Why the cloud ended it, or will.
+    pub ended: Option<Ended>,
+    /// We lack the right to see it: listings omit it without a word.
+    pub forbidden: bool,
     /// What it is from which moment on; some of it may lie ahead.
     timeline: Vec<(Mono, Seen)>,
 }
@@ -60,8 +80,19 @@ impl FakeVm {
         self.owner.as_ref().is_some_and(|(cluster, shard)| *cluster == owner.cluster && *shard == owner.shard)
     }
 
+    pub(super) fn tags_in_answers(&self) -> VmTags {
+        match self.shown_tags {
+            ShownTags::AsTheyAre => self.tags.clone().map_or(VmTags::Absent, VmTags::Complete),
+            ShownTags::Absent => VmTags::Absent,
+            ShownTags::Foreign => VmTags::Foreign,
+        }
+    }
+
     /// From `now` on, forgets what was to come and lives through `steps` instead.
     pub(super) fn goes(&mut self, now: Mono, steps: impl IntoIterator<Item = (Duration, Seen)>) {
+        if !self.is_gone(now) {
+            self.ended = None;
+        }
         self.timeline.retain(|(from, _)| *from <= now);
         self.timeline.extend(steps.into_iter().map(|(after, seen)| (now + after, seen)));
     }
@@ -74,28 +105,59 @@ pub(super) struct Cloud {
     made: BTreeMap<InstanceId, String>,
     n_made: u64,
     pub(super) rules: Vec<Rule>,
+    pub(super) ends: Vec<ScriptedEnd>,
     pub(super) calls: Vec<Call>,
     counts: BTreeMap<Op, u64>,
     pub(super) outage: bool,
     pub(super) hosts_down: BTreeSet<String>,
     pub(super) hosts_silent: BTreeSet<String>,
     pub(super) failing_page: Option<usize>,
-    /// Key, member, one entry for each target group.
-    balancers: BTreeMap<LbKey, BTreeMap<InstanceId, Vec<Target>>>,
+    /// By key and provider id.
+    balancers: BTreeMap<LbKey, BTreeMap<String, Member>>,
+    /// In place of the options' one.
+    pub(super) lb_warmup: Option<Duration>,
+    /// Who fails the health checks of which load balancer, members or not.
+    unhealthy: BTreeSet<(LbKey, InstanceId)>,
     pub(super) addresses: BTreeMap<IpAddr, String>,
     /// Name and id of what was published since the cloud began, oldest first.
     pub(super) images: Vec<(String, String)>,
     /// Throttling: tokens left, in thousandths, and when they were counted.
     bucket: Option<(u64, Mono)>,
+    /// Creates: the time that the tokens left took to flow in, and when it was counted.
+    create_bucket: Option<(Duration, Mono)>,
     /// Once it was opened.
     journal: Option<Journal>,
+}
+
+#[derive(Debug)]
+struct Member {
+    instance: InstanceId,
+    /// One for each target group.
+    targets: Vec<Target>,
+    fails_health_checks: bool,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 enum Target {
     Out,
-    In,
+    InFrom(Mono),
     DrainingUntil(Mono),
+}
+
+impl Member {
+    /// `None`: it is out.
+    fn state(&self, now: Mono) -> Option<LbMemberState> {
+        let drains = |it: &Target| matches!(it, Target::DrainingUntil(until) if now < *until);
+        let is_in = |it: &Target| matches!(it, Target::InFrom(from) if *from <= now);
+        if self.targets.iter().any(drains) {
+            Some(LbMemberState::Draining)
+        } else if self.targets.iter().all(is_in) && !self.fails_health_checks {
+            Some(LbMemberState::In)
+        } else {
+            let is_registered = self.targets.iter().any(|it| matches!(it, Target::InFrom(_)));
+            is_registered.then_some(LbMemberState::Coming)
+        }
+    }
 }
 
 /// What the script says about a call that just began.
@@ -115,7 +177,7 @@ impl Cloud {
         let outcome = self.script(op, n, about);
         let refused = if self.outage {
             Some(op.error(ErrorClass::Unavailable, "the cloud does not answer"))
-        } else if !self.take_token(options, mono) {
+        } else if !self.take_token(options, mono) || op == Op::Create && !self.take_create_token(options, mono) {
             let mut error = op.error(ErrorClass::Throttled, "rate limit exceeded");
             error.retry_after = Some(Duration::from_secs(1));
             Some(error)
@@ -126,18 +188,28 @@ impl Cloud {
     }
 
     /// The first rule that fits, used once.
-    fn script(&mut self, op: Op, n: u64, about: &About) -> Option<Outcome> {
+    pub(super) fn script(&mut self, op: Op, n: u64, about: &About) -> Option<Outcome> {
         let rule = self.rules.iter_mut().find(|rule| rule.op == op && 0 < rule.times && rule.when.matches(n, about))?;
         Some(rule.apply())
     }
 
     /// A rule about one VM of a call that is about many.
-    pub(super) fn script_one(&mut self, about: &About) -> Option<Outcome> {
+    pub(super) fn script_one(&mut self, op: Op, about: &About) -> Option<Outcome> {
         let rule = self.rules.iter_mut().find(|rule| {
             let of_one = matches!(rule.when, When::Instance(_) | When::Group(_) | When::Subnet(_));
-            rule.op == Op::Describe && of_one && 0 < rule.times && rule.when.matches(0, about)
+            rule.op == op && of_one && 0 < rule.times && rule.when.matches(0, about)
         })?;
         Some(rule.apply())
+    }
+
+    /// Whether a listing leaves this VM's tags out.
+    pub(super) fn lists_without_tags(&mut self, vm: &Vm) -> bool {
+        if !self.rules.iter().any(|rule| rule.op == Op::List && rule.outcome == Outcome::HideTags) {
+            return false;
+        }
+        let group = vm.tags.complete().map(Tags::group_ref);
+        let about = About { instance: Some(vm.vm.instance), group, subnet: vm.subnet.clone(), epoch: None };
+        self.script_one(Op::List, &about) == Some(Outcome::HideTags)
     }
 
     fn take_token(&mut self, options: &FakeOptions, now: Mono) -> bool {
@@ -153,6 +225,18 @@ impl Cloud {
         granted
     }
 
+    fn take_create_token(&mut self, options: &FakeOptions, now: Mono) -> bool {
+        if !options.enforce_create_pace {
+            return true;
+        }
+        let (token, full) = (options.create_pace.refill, options.create_pace.refill * options.create_pace.burst);
+        let (left, counted) = self.create_bucket.unwrap_or((full, now));
+        let left = (left + now.since(counted)).min(full);
+        let granted = token <= left;
+        self.create_bucket = Some((if granted { left - token } else { left }, now));
+        granted
+    }
+
     pub(super) fn create(
         &mut self,
         options: &FakeOptions,
@@ -161,9 +245,7 @@ impl Cloud {
         now: Mono,
         at: Timestamp,
     ) -> Result<Vm, ProviderError> {
-        let refuse = |class, code: &str, message: String| {
-            Err(ProviderError { code: Some(code.to_owned()), ..Op::Create.error(class, message) })
-        };
+        let refuse = |class, code: &str, message: String| Err(Op::Create.error(class, message).with_code(code));
         if let Some(key) = spec.args.keys().next() {
             return refuse(ErrorClass::Invalid, "UnknownParameter", format!("unknown parameter {key}"));
         }
@@ -183,9 +265,12 @@ impl Cloud {
             };
         }
         if let Some(id) = &spec.reserved_id
-            && self.vms.contains_key(id)
+            && let Some(there) = self.vms.get(id)
         {
-            return refuse(ErrorClass::Invalid, "AlreadyExists", format!("{id} exists already"));
+            // Another's: a free id helps, so this is no fault of the request.
+            let is_same = there.instance == Some(spec.instance);
+            let class = if is_same { ErrorClass::Invalid } else { ErrorClass::Throttled };
+            return refuse(class, "AlreadyExists", format!("{id} exists already"));
         }
         let standing = |subnet: &str| {
             let there = |vm: &&FakeVm| vm.subnet.as_deref() == Some(subnet) && !vm.is_gone(now);
@@ -219,9 +304,20 @@ impl Cloud {
             spot: false,
             protected: false,
             notice: None,
+            shown_tags: ShownTags::default(),
+            ended: None,
+            forbidden: false,
             timeline: Vec::new(),
         };
-        vm.goes(now, [(Duration::ZERO, Seen::Pending), (options.boot_time, Seen::Running)]);
+        match self.ends.iter_mut().find(|end| end.fits(spec)).map(ScriptedEnd::apply) {
+            None => vm.goes(now, [(Duration::ZERO, Seen::Pending), (options.boot_time, Seen::Running)]),
+            Some((after, ended)) => {
+                let runs = (options.boot_time < after).then_some((options.boot_time, Seen::Running));
+                let steps = [Some((Duration::ZERO, Seen::Pending)), runs, Some((after, Seen::Gone))];
+                vm.goes(now, steps.into_iter().flatten());
+                vm.ended = Some(ended);
+            }
+        }
         let shown = view(&vm, spec.instance, vm.seen_at(now).unwrap_or(Seen::Pending));
         self.made.entry(spec.instance).or_insert_with(|| provider_id.clone());
         self.vms.insert(provider_id, vm);
@@ -266,6 +362,9 @@ impl Cloud {
             spot: false,
             protected: false,
             notice: None,
+            shown_tags: ShownTags::default(),
+            ended: None,
+            forbidden: false,
             timeline: Vec::new(),
         };
         vm.goes(now, [(Duration::ZERO, Seen::Running)]);
@@ -294,22 +393,38 @@ impl Cloud {
         options: &FakeOptions,
         owner: &Owner,
         vm: &VmRef,
-        now: Mono,
+        moment: &Moment,
     ) -> Result<(), ProviderError> {
+        let now = moment.now;
         let down = self.hosts_down.clone();
         let Some(vm) = self.meant_mut(owner, vm) else { return Ok(()) };
+        match vm.tags_in_answers() {
+            VmTags::Foreign => return Ok(()),
+            VmTags::Complete(_) if !moment.without_tags => {}
+            VmTags::Complete(_) | VmTags::Absent => return Err(tags_absent(Op::Delete)),
+        }
+        if vm.forbidden {
+            return Err(Op::Delete.error(ErrorClass::Auth, "not authorised to delete this VM"));
+        }
         if vm.is_gone(now) || vm.seen_at(now) == Some(Seen::Deleting) {
             return Ok(());
         }
         if vm.protected {
-            let code = Some("OperationNotPermitted".to_owned());
-            return Err(ProviderError { code, ..Op::Delete.error(ErrorClass::Invalid, "the VM is protected") });
+            let refused = Op::Delete.error(ErrorClass::Invalid, "the VM is protected");
+            return Err(refused.with_code("OperationNotPermitted"));
         }
         if vm.host.as_ref().is_some_and(|host| down.contains(host)) {
             return Err(Op::Delete.error(ErrorClass::Unavailable, "the VM's host is down"));
         }
         let instance = vm.instance;
-        vm.goes(now, [(Duration::ZERO, Seen::Deleting), (options.delete_time, Seen::Gone)]);
+        let is_under_way = vm.timeline.iter().any(|(from, seen)| now < *from && *seen == Seen::Deleting);
+        if is_under_way && !moment.later.is_zero() {
+            return Ok(());
+        }
+        let as_it_was = vm.seen_at(now).unwrap_or(Seen::Pending);
+        let begins = moment.later;
+        let steps = [(Duration::ZERO, as_it_was), (begins, Seen::Deleting), (begins + options.delete_time, Seen::Gone)];
+        vm.goes(now, steps.into_iter().skip(usize::from(begins.is_zero())));
         match (&mut self.journal, instance) {
             (Some(journal), Some(instance)) => journal.append(&[Line::Gone(instance.to_string())]).map_err(unwritten),
             _ => Ok(()),
@@ -370,20 +485,25 @@ impl Cloud {
         journal.note(Line::Made(Box::new(made))).map_err(unwritten)
     }
 
-    /// `Err` if its host does not answer, `None` if there is none.
+    /// `Err` if nothing is known of it, `None` if there is none.
     pub(super) fn describe(
         &self,
         options: &FakeOptions,
         owner: &Owner,
         vm: &VmRef,
         now: Mono,
+        without_tags: bool,
     ) -> Result<Option<Vm>, ProviderError> {
         let instance = vm.instance;
         let Some(vm) = self.meant(owner, vm) else { return Ok(None) };
         if now < vm.created + options.visibility_delay {
             return Ok(None);
         }
-        self.look(vm, instance, now).map(Some)
+        if vm.forbidden {
+            return Err(Op::Describe.error(ErrorClass::Auth, "not authorised to see this VM"));
+        }
+        let vm = self.look(vm, instance, now)?;
+        if without_tags || vm.tags == VmTags::Absent { Err(tags_absent(Op::Describe)) } else { Ok(Some(vm)) }
     }
 
     fn look(&self, vm: &FakeVm, instance: InstanceId, at: Mono) -> Result<Vm, ProviderError> {
@@ -401,7 +521,9 @@ impl Cloud {
 
     /// All of the owner's VMs that are not gone, as they were at `then`; and the hosts that did not answer.
     pub(super) fn list(&self, owner: &Owner, then: Mono) -> (Vec<Vm>, Option<String>) {
-        let listed = self.vms.values().filter(|vm| vm.is_owned_by(owner) && vm.created <= then && !vm.is_gone(then));
+        let is_listed =
+            |vm: &&FakeVm| vm.is_owned_by(owner) && vm.created <= then && !vm.is_gone(then) && !vm.forbidden;
+        let listed = self.vms.values().filter(is_listed);
         let vms = listed.filter_map(|vm| self.look(vm, vm.instance?, then).ok()).collect();
         let silent: Vec<&str> = self.hosts_silent.iter().map(String::as_str).collect();
         (vms, (!silent.is_empty()).then(|| silent.join(", ")))
@@ -416,6 +538,7 @@ impl Cloud {
     pub(super) fn clean(&mut self, owner: &Owner, vm: &VmRef, now: Mono) {
         if let Some(vm) = self.meant(owner, vm)
             && vm.is_gone(now)
+            && vm.tags_in_answers() != VmTags::Foreign
         {
             let id = vm.provider_id.clone();
             self.vms.remove(&id);
@@ -423,30 +546,68 @@ impl Cloud {
     }
 
     /// At the first `n_targets` target groups of all `lb_targets`.
-    pub(super) fn register(&mut self, options: &FakeOptions, lb: &LbKey, instance: InstanceId, n_targets: usize) {
-        let blank = || vec![Target::Out; options.lb_targets.max(1)];
-        let targets = self.balancers.entry(lb.clone()).or_default().entry(instance).or_insert_with(blank);
-        targets.iter_mut().take(n_targets).for_each(|target| *target = Target::In);
-    }
-
-    pub(super) fn deregister(&mut self, options: &FakeOptions, lb: &LbKey, instance: InstanceId, now: Mono) {
-        let Some(targets) = self.balancers.get_mut(lb).and_then(|members| members.get_mut(&instance)) else { return };
-        for target in targets.iter_mut().filter(|it| **it == Target::In) {
-            *target = Target::DrainingUntil(now + options.lb_drain_time);
+    pub(super) fn register(&mut self, options: &FakeOptions, lb: &LbKey, vm: &VmRef, n_targets: usize, now: Mono) {
+        let instance = vm.instance;
+        let id = vm.provider_id.clone().or_else(|| self.id_of(instance)).unwrap_or_else(|| format!("fake-{instance}"));
+        let targets = || vec![Target::Out; options.lb_targets.max(1)];
+        let fails_health_checks = self.unhealthy.contains(&(lb.clone(), instance));
+        let blank = || Member { instance, targets: targets(), fails_health_checks };
+        let is_in_from = now + self.lb_warmup.unwrap_or(options.lb_warmup);
+        let member = self.balancers.entry(lb.clone()).or_default().entry(id).or_insert_with(blank);
+        for target in member.targets.iter_mut().take(n_targets) {
+            if !matches!(target, Target::InFrom(_)) {
+                *target = Target::InFrom(is_in_from);
+            }
         }
     }
 
-    pub(super) fn members(&self, lb: &LbKey, now: Mono) -> BTreeMap<InstanceId, LbMember> {
-        let member = |targets: &[Target]| {
-            if targets.iter().any(|it| matches!(it, Target::DrainingUntil(until) if now < *until)) {
-                Some(LbMember::Draining)
-            } else {
-                targets.iter().all(|it| *it == Target::In).then_some(LbMember::In)
-            }
-        };
-        let members = self.balancers.get(lb).into_iter().flatten();
-        members.filter_map(|(instance, targets)| Some((*instance, member(targets)?))).collect()
+    fn id_of(&self, instance: InstanceId) -> Option<String> {
+        let named = self.vms.values().filter(|vm| vm.instance == Some(instance));
+        named.max_by_key(|vm| vm.created).map(|vm| vm.provider_id.clone())
     }
+
+    pub(super) fn deregister(&mut self, options: &FakeOptions, lb: &LbKey, vm: &VmRef, now: Mono) {
+        let is_meant = |id: &String, member: &Member| match &vm.provider_id {
+            Some(meant) => id == meant,
+            None => member.instance == vm.instance,
+        };
+        let members = self.balancers.get_mut(lb).into_iter().flatten();
+        for (_, member) in members.filter(|(id, member)| is_meant(id, member)) {
+            for target in member.targets.iter_mut().filter(|it| matches!(it, Target::InFrom(_))) {
+                *target = Target::DrainingUntil(now + options.lb_drain_time);
+            }
+        }
+    }
+
+    pub(super) fn members(&self, lb: &LbKey, now: Mono) -> Vec<LbMember> {
+        let member = |(id, member): (&String, &Member)| {
+            let vm = VmRef { instance: member.instance, provider_id: Some(id.clone()) };
+            Some(LbMember { vm, state: member.state(now)? })
+        };
+        self.balancers.get(lb).into_iter().flatten().filter_map(member).collect()
+    }
+
+    pub(super) fn set_lb_health(&mut self, lb: &LbKey, instance: InstanceId, is_healthy: bool) {
+        if is_healthy {
+            self.unhealthy.remove(&(lb.clone(), instance));
+        } else {
+            self.unhealthy.insert((lb.clone(), instance));
+        }
+        let members = self.balancers.get_mut(lb).into_iter().flat_map(BTreeMap::values_mut);
+        for member in members.filter(|it| it.instance == instance) {
+            member.fails_health_checks = !is_healthy;
+        }
+    }
+
+    /// The highest number that names a VM.
+    pub(super) fn highest_number(&self) -> Option<u64> {
+        self.vms.keys().filter_map(|id| id.parse().ok()).max()
+    }
+}
+
+/// The answer says nothing of whose VM it is.
+fn tags_absent(op: Op) -> ProviderError {
+    op.error(ErrorClass::Unavailable, "the VM's tags are absent from the answer")
 }
 
 /// It may have landed all the same, and others do not know.
@@ -472,6 +633,9 @@ fn remembered(made: Made, tags: Tags, now: Mono) -> FakeVm {
         spot: false,
         protected: false,
         notice: None,
+        shown_tags: ShownTags::default(),
+        ended: None,
+        forbidden: false,
         timeline: vec![(now, Seen::Running)],
     }
 }
@@ -480,7 +644,8 @@ fn view(vm: &FakeVm, instance: InstanceId, seen: Seen) -> Vm {
     Vm {
         vm: VmRef { instance, provider_id: Some(vm.provider_id.clone()) },
         seen,
-        tags: vm.tags.clone(),
+        ended: vm.ended.clone().filter(|_| seen == Seen::Gone),
+        tags: vm.tags_in_answers(),
         created_at: Some(vm.created_at),
         ip4: vm.ip4.clone(),
         ip6: None,

@@ -1,9 +1,17 @@
 //! The settings of a fake cloud.
 
-use std::{collections::BTreeMap, path::PathBuf, time::Duration};
+use std::{
+    collections::{BTreeMap, BTreeSet},
+    path::PathBuf,
+    time::Duration,
+};
 
 use nstance_core::{
-    ports::{provider::InstanceType, schema::SchemaProblem},
+    ids::LbKey,
+    ports::{
+        provider::{CreatePace, Deadlines, InstanceType},
+        schema::SchemaProblem,
+    },
     value::{Object, Value},
 };
 use nstance_schemas::{capacities, duration, find};
@@ -16,6 +24,15 @@ pub struct FakeOptions {
     pub idempotent_create: bool,
     /// Whether provider ids are chosen before the create.
     pub reserve: bool,
+    /// Whether those ids are numbers, each above all that exist and all that this process has reserved, as on Proxmox.
+    pub reserve_numbers: bool,
+    /// Creates that this process may have reserved at a time; zero means no limit.
+    pub places: usize,
+    pub create_pace: CreatePace,
+    /// Creates above that pace are throttled.
+    pub enforce_create_pace: bool,
+    pub deadlines: Deadlines,
+    pub describe_batch: usize,
     /// How long each operation takes; the effect lands half-way. Operations not named take `latency`.
     pub latencies: BTreeMap<Op, Duration>,
     pub latency: Duration,
@@ -37,6 +54,8 @@ pub struct FakeOptions {
     /// Calls each second that are not throttled, also the size of a burst; zero means no limit.
     pub throttle_rate: u64,
     pub lb_drain_time: Duration,
+    /// How long a member is registered before it is in.
+    pub lb_warmup: Duration,
     /// Target groups behind each load balancer key.
     pub lb_targets: usize,
     pub address_move_time: Duration,
@@ -45,6 +64,12 @@ pub struct FakeOptions {
     pub instance_types: BTreeMap<String, InstanceType>,
     /// Name and id, oldest first.
     pub images: Vec<(String, String)>,
+    /// By image id. An image that is not named here tells no architecture.
+    pub image_archs: BTreeMap<String, String>,
+    /// A check reports subnets that are not in `subnet_capacity`.
+    pub strict_subnets: bool,
+    /// A check reports load balancers that are not among these; `None` means that every one exists.
+    pub load_balancers: Option<BTreeSet<LbKey>>,
     /// Where VMs are written down for other processes, and read from what they wrote; see [`super::journal`].
     pub journal: Option<PathBuf>,
 }
@@ -55,6 +80,12 @@ impl Default for FakeOptions {
         Self {
             idempotent_create: true,
             reserve: false,
+            reserve_numbers: false,
+            places: 0,
+            create_pace: CreatePace::default(),
+            enforce_create_pace: false,
+            deadlines: Deadlines::default(),
+            describe_batch: 100,
             latencies: BTreeMap::new(),
             latency: Duration::ZERO,
             jitter: Duration::ZERO,
@@ -68,11 +99,15 @@ impl Default for FakeOptions {
             hosts: 0,
             throttle_rate: 0,
             lb_drain_time: Duration::ZERO,
+            lb_warmup: Duration::ZERO,
             lb_targets: 1,
             address_move_time: Duration::ZERO,
             self_id: Some("fake-self".to_owned()),
             instance_types: BTreeMap::new(),
             images: Vec::new(),
+            image_archs: BTreeMap::new(),
+            strict_subnets: false,
+            load_balancers: None,
             journal: None,
         }
     }
@@ -101,9 +136,15 @@ impl FakeOptions {
         };
         let size = |n: u64| usize::try_from(n).unwrap_or(usize::MAX);
         let time = |key: &str| options.get(key).and_then(duration::parse);
+        let pace = CreatePace::default();
         Ok(Self {
             idempotent_create: flag("idempotent_create", true),
             reserve: flag("reserve", false),
+            places: size(count("places", 0)),
+            create_pace: CreatePace {
+                burst: u32::try_from(count("create_burst", pace.burst.into())).unwrap_or(u32::MAX).max(1),
+                refill: time("create_refill").unwrap_or(pace.refill),
+            },
             latencies: time("create_latency").map(|it| (Op::Create, it)).into_iter().collect(),
             latency: time("latency").unwrap_or_default(),
             boot_time: time("boot_time").unwrap_or_default(),
@@ -116,6 +157,7 @@ impl FakeOptions {
             hosts: size(count("hosts", 0)),
             throttle_rate: count("throttle_rate", 0),
             lb_drain_time: time("lb_drain_time").unwrap_or_default(),
+            lb_warmup: time("lb_warmup").unwrap_or_default(),
             address_move_time: time("address_move_time").unwrap_or_default(),
             journal: options.get("journal").and_then(Value::as_str).map(PathBuf::from),
             ..Self::default()

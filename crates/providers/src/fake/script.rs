@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use nstance_core::{
     ids::{Epoch, GroupRef, InstanceId},
-    ports::provider::{ErrorClass, ProviderError},
+    ports::provider::{Ended, ErrorClass, ProviderError, VmSpec},
     time::{Mono, Timestamp},
 };
 
@@ -67,6 +67,14 @@ impl Op {
         )
     }
 
+    pub(super) fn scripted(self, class: ErrorClass) -> ProviderError {
+        self.error(class, format!("scripted: {}", class.as_str()))
+    }
+
+    pub(super) fn scripted_with(self, error: &ProviderError) -> ProviderError {
+        ProviderError { op: self.as_str(), ..error.clone() }
+    }
+
     pub(crate) fn error(self, class: ErrorClass, message: impl Into<String>) -> ProviderError {
         ProviderError::new(self.as_str(), class, message)
     }
@@ -89,6 +97,14 @@ pub enum Outcome {
     Refuse(ErrorClass),
     /// It happened all the same, and the answer says otherwise. On `lb_register`: at the first target group only.
     LandThenFail(ErrorClass),
+    /// As `Refuse`, with this error (scope, `landed`, code, text and all); its `op` is replaced by that of the call.
+    RefuseWith(ProviderError),
+    /// As `LandThenFail`, with this error.
+    LandThenFailWith(ProviderError),
+    /// The answer comes without tags. On `list`, `describe` and `delete` only; not on other operations.
+    HideTags,
+    /// On `delete` only: answered at once, and the VM goes on as it was for this long.
+    LandLater(Duration),
     /// It takes this much longer.
     Delay(Duration),
     /// It happened, and no answer ever comes.
@@ -123,6 +139,48 @@ impl Rule {
             self.times -= 1;
         }
         self.outcome.clone()
+    }
+}
+
+/// VMs that the cloud ends by itself, and says why.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ScriptedEnd {
+    pub of: EndOf,
+    /// Counted from the VM's creation. Before the boot time is over, the VM never runs.
+    pub after: Duration,
+    /// How many VMs it is good for.
+    pub times: u32,
+    pub ended: Ended,
+}
+
+/// Which of the VMs that are made from now on a [`ScriptedEnd`] is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum EndOf {
+    Instance(InstanceId),
+    /// Every VM of this subnet and type.
+    Choice {
+        subnet: String,
+        instance_type: Option<String>,
+    },
+}
+
+impl ScriptedEnd {
+    pub(super) fn fits(&self, spec: &VmSpec) -> bool {
+        0 < self.times
+            && match &self.of {
+                EndOf::Instance(instance) => *instance == spec.instance,
+                EndOf::Choice { subnet, instance_type } => {
+                    *subnet == spec.subnet && *instance_type == spec.instance_type
+                }
+            }
+    }
+
+    /// Uses it once.
+    pub(super) fn apply(&mut self) -> (Duration, Ended) {
+        if self.times != u32::MAX {
+            self.times -= 1;
+        }
+        (self.after, self.ended.clone())
     }
 }
 

@@ -10,11 +10,11 @@ use std::{
 
 use nstance_core::{
     ids::{InstanceId, LbKey},
-    ports::provider::LbMember,
+    ports::provider::{LbMember, LbMemberState, VmRef},
 };
 use serde::{Deserialize, Serialize};
 
-use super::vm_file::write_json;
+use super::{provider_id, vm_file::write_json};
 
 #[derive(Debug, Default, Serialize, Deserialize)]
 struct Members {
@@ -35,9 +35,13 @@ fn read(work_dir: &Path, key: &LbKey) -> io::Result<Members> {
     }
 }
 
-pub(super) fn members(work_dir: &Path, key: &LbKey) -> io::Result<BTreeMap<InstanceId, LbMember>> {
-    let members = read(work_dir, key)?.members;
-    Ok(members.into_keys().filter_map(|id| Some((id.parse().ok()?, LbMember::In))).collect())
+pub(super) fn members(work_dir: &Path, key: &LbKey) -> io::Result<Vec<LbMember>> {
+    let instances = read(work_dir, key)?.members.into_keys().filter_map(|id| id.parse().ok());
+    let member = |instance| LbMember {
+        vm: VmRef { instance, provider_id: Some(provider_id(instance)) },
+        state: LbMemberState::In,
+    };
+    Ok(instances.map(member).collect())
 }
 
 pub(super) async fn change(work_dir: &Path, key: &LbKey, instance: InstanceId, is_in: bool) -> io::Result<()> {

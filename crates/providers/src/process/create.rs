@@ -5,7 +5,7 @@ use std::{io, sync::Arc, time::Duration};
 use nstance_core::{
     ids::InstanceId,
     instance::Seen,
-    ports::provider::{ErrorClass, ProviderError, Vm, VmSpec},
+    ports::provider::{ErrorClass, Landed, ProviderError, Vm, VmSpec},
     term::Permit,
 };
 
@@ -13,7 +13,7 @@ use super::{
     Inner,
     agent::{self, Started},
     dir::{Lock, LockOutcome, Published, VmDir},
-    held, io_error, locked,
+    held, io_error, locked, tags_absent,
     vm_file::{self, Read, VmFile, VmState, Whose},
 };
 
@@ -145,8 +145,9 @@ impl Inner {
                 match self.boot(&lock, &dir, &mut file) {
                     Ok(()) => Ok(Some(Self::view(spec.instance, &file, Seen::Running))),
                     Err(error) => {
-                        let _ = dir.remove(lock);
-                        Err(self.not_started(&error))
+                        let refused = self.not_started(&error);
+                        // A directory that stays is booted by the next listing.
+                        Err(if dir.remove(lock).is_ok() { refused } else { refused.with_landed(Landed::Maybe) })
                     }
                 }
             }
@@ -164,10 +165,7 @@ impl Inner {
         let failed = |error: &io::Error| io_error("create", error);
         let gone = || {
             let message = format!("instance {} existed and is gone", dir.instance);
-            ProviderError {
-                code: Some("gone".to_owned()),
-                ..ProviderError::new("create", ErrorClass::NotFound, message)
-            }
+            ProviderError::new("create", ErrorClass::NotFound, message).with_code("gone")
         };
         let mut lock = None;
         loop {
@@ -179,9 +177,15 @@ impl Inner {
                     return Err(ProviderError::new("create", ErrorClass::Ambiguous, error.to_string()));
                 }
             };
-            if file.whose(&self.options.owner) != Whose::Ours {
-                let message = format!("instance {} exists and is another shard's", dir.instance);
-                return Err(ProviderError::new("create", ErrorClass::Invalid, message));
+            match file.whose(&self.options.owner) {
+                Whose::Ours => {}
+                Whose::Foreign => {
+                    let message = format!("instance {} exists and is another shard's", dir.instance);
+                    return Err(ProviderError::new("create", ErrorClass::Invalid, message));
+                }
+                Whose::Unsaid => {
+                    return Err(tags_absent("create", dir.instance).with_landed(Landed::Maybe));
+                }
             }
             match (Self::seen(&file).map_err(|error| failed(&error))?, &lock) {
                 (Seen::Gone | Seen::Deleting, _) => return Err(gone()),

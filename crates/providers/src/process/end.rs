@@ -4,13 +4,14 @@ use std::{io, path::Path, sync::Arc, time::Duration};
 
 use nstance_core::{
     ids::InstanceId,
-    ports::provider::{DeleteHow, ErrorClass, ProviderError, VmRef},
+    ports::provider::{DeleteHow, ErrorClass, ProviderError, VmRef, VmTags},
     term::Permit,
 };
 
 use super::{
     Inner, held, io_error, locked,
     proc::{self, Found, Held, Process, Scan},
+    tags_absent,
     vm_file::{Read, VmState, Whose},
 };
 
@@ -60,13 +61,13 @@ impl Inner {
             Read::NoDirectory => return self.end_agents_of(instance).await.map_err(failed),
             Read::Unreadable(error) => return Err(failed(error)),
         };
-        match file.whose(&self.options.owner) {
-            Whose::Ours => {}
-            Whose::Foreign => return Ok(()),
-            Whose::Unsaid => {
-                let message = format!("the tags of {instance} do not say whose it is; remove its directory by hand");
-                return Err(ProviderError::new("delete", ErrorClass::Invalid, message));
-            }
+        if file.whose(&self.options.owner) == Whose::Foreign {
+            return Ok(());
+        }
+        match file.shown_tags(instance) {
+            VmTags::Complete(_) => {}
+            VmTags::Foreign => return Ok(()),
+            VmTags::Absent => return Err(tags_absent("delete", instance)),
         }
         if file.state == VmState::Deleted {
             return Ok(());

@@ -2,6 +2,7 @@
 //! when it is over, however it ends.
 
 use std::{
+    collections::BTreeMap,
     io::Read as _,
     os::unix::fs::PermissionsExt as _,
     process::{Command, Stdio},
@@ -180,7 +181,7 @@ async fn a_created_vm_is_a_directory_and_a_process_without_secrets() {
     let node = bench.dir.path().join(format!("k8s/nodes/{}.json", instance(1)));
     let provider = bench.provider_with(options);
     let vm = provider.create(permit(), &spec("dev-1", 1)).await.unwrap();
-    assert_eq!(vm.tags, Some(spec("dev-1", 1).tags));
+    assert_eq!(vm.tags, VmTags::Complete(spec("dev-1", 1).tags));
     assert_eq!(vm.vm.provider_id.as_deref(), Some(provider_id(instance(1)).as_str()));
 
     let dir = bench.work_dir().join(instance(1).to_string());
@@ -301,8 +302,8 @@ async fn a_failed_start_leaves_nothing() {
     let error = provider.create(permit(), &spec("dev-1", 1)).await.unwrap_err();
     assert_eq!(error.class, ErrorClass::Invalid);
     assert_eq!(fs::read_dir(bench.work_dir()).unwrap().count(), 0);
-    assert_eq!(provider.check().await.len(), 1);
-    assert_eq!(bench.provider("dev-1").check().await, []);
+    assert_eq!(provider.check(&Needs::default()).await.len(), 1);
+    assert_eq!(bench.provider("dev-1").check(&Needs::default()).await, []);
 
     let mut wrong = spec("dev-1", 1);
     wrong.args.insert("ImageId", Value::from("x"));
@@ -435,7 +436,7 @@ async fn a_directory_that_cannot_be_read_is_unknown_and_listed() {
     assert!(matches!(&described[2], Described::Vm(vm) if vm.seen == Seen::Running));
     assert_eq!(described[3], Described::NotFound);
     let listing = provider.list().await.unwrap();
-    let shown: Vec<_> = listing.vms.iter().map(|vm| (vm.seen, vm.tags.is_some())).collect();
+    let shown: Vec<_> = listing.vms.iter().map(|vm| (vm.seen, vm.tags.complete().is_some())).collect();
     assert_eq!(shown, [(Seen::Unknown, false), (Seen::Unknown, false), (Seen::Running, true)]);
     assert!(provider.delete(permit(), &of(1), DeleteHow::Now).await.is_err());
     assert_eq!(provider.create(permit(), &spec("dev-1", 1)).await.unwrap_err().class, ErrorClass::Ambiguous);
@@ -566,7 +567,7 @@ async fn a_server_killed_at_any_moment_leaves_one_agent_for_each_instance() {
         assert_eq!(agents.len(), usize::from(N_VICTIMS), "one agent each");
         assert!(survivors.iter().all(|it| agents.contains(it)), "those that ran run on");
         let listing = successor.list().await.unwrap();
-        assert!(listing.vms.iter().all(|vm| vm.seen == Seen::Running && vm.tags.is_some()));
+        assert!(listing.vms.iter().all(|vm| vm.seen == Seen::Running && vm.tags.complete().is_some()));
         let drafts = fs::read_dir(bench.work_dir()).unwrap().count() - usize::from(N_VICTIMS);
         assert_eq!(drafts, 0, "an unfinished directory is swept");
     }

@@ -9,7 +9,7 @@ use std::{
 
 use nstance_core::{
     ids::{Epoch, InstanceId},
-    ports::provider::{Owner, Tags},
+    ports::provider::{Owner, Tags, VmTags},
     time::Timestamp,
 };
 use serde::{Deserialize, Serialize};
@@ -135,6 +135,27 @@ impl VmFile {
             infra_hash: tag("infra-hash")?.clone(),
         };
         (tags.instance == instance && tag("managed")? == "true").then_some(tags)
+    }
+
+    /// What an answer about this VM says of its tags.
+    pub(super) fn shown_tags(&self, instance: InstanceId) -> VmTags {
+        const NEEDED: [&str; 10] = [
+            "managed",
+            "cluster-id",
+            "shard",
+            "instance-id",
+            "tenant",
+            "group",
+            "on-demand",
+            "epoch",
+            "template",
+            "infra-hash",
+        ];
+        match self.tags(instance) {
+            Some(tags) => VmTags::Complete(tags),
+            None if NEEDED.iter().all(|name| self.tags.contains_key(*name)) => VmTags::Foreign,
+            None => VmTags::Absent,
+        }
     }
 
     pub(super) fn created_at(&self) -> Option<Timestamp> {

@@ -28,6 +28,7 @@ async fn a_slow_and_late_cloud_keeps_the_contract() {
         page_size: 3,
         hosts: 4,
         lb_drain_time: Duration::from_secs(2),
+        lb_warmup: Duration::from_secs(2),
         lb_targets: 3,
         address_move_time: Duration::from_secs(1),
         ..FakeOptions::default()
@@ -42,6 +43,22 @@ async fn a_cloud_without_idempotent_creates_keeps_the_contract() {
         reserve: true,
         latency: Duration::from_millis(100),
         page_size: 10,
+        lb_targets: 2,
+        ..FakeOptions::default()
+    };
+    contract::run(async || FakeSubject::behind(options.clone(), Faults::default(), 1)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_cloud_that_gives_numbers_and_few_places_keeps_the_contract() {
+    let options = FakeOptions {
+        idempotent_create: false,
+        reserve_numbers: true,
+        places: 2,
+        delete_time: Duration::from_secs(2),
+        latency: Duration::from_millis(100),
+        page_size: 10,
+        hosts: 4,
         lb_targets: 2,
         ..FakeOptions::default()
     };

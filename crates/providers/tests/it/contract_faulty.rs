@@ -20,6 +20,7 @@ async fn a_bad_network_breaks_no_clause_of_the_contract() {
         lose_before: 150,
         lose_after: 150,
         refuse: [(ErrorClass::Throttled, 100), (ErrorClass::Unavailable, 100)].into(),
+        ..Faults::default()
     };
     for seed in 0..8 {
         println!("seed {seed}");
@@ -33,4 +34,17 @@ async fn a_bad_network_before_a_cloud_without_idempotency_breaks_no_clause_eithe
         FakeOptions { idempotent_create: false, reserve: true, page_size: 10, lb_targets: 2, ..FakeOptions::default() };
     let faults = Faults { lose_before: 100, lose_after: 100, ..Faults::default() };
     contract::run(async || FakeSubject::behind(options.clone(), faults.clone(), 7)).await;
+}
+
+#[tokio::test(start_paused = true)]
+async fn refusals_of_what_has_landed_break_no_clause_either() {
+    let options =
+        FakeOptions { latency: Duration::from_millis(50), page_size: 10, lb_targets: 2, ..FakeOptions::default() };
+    let land_then_refuse =
+        [(ErrorClass::Throttled, 100), (ErrorClass::Unavailable, 100), (ErrorClass::Ambiguous, 100)].into();
+    let faults = Faults { lose_before: 100, land_then_refuse, ..Faults::default() };
+    for seed in 0..8 {
+        println!("seed {seed}");
+        contract::run(async || FakeSubject::behind(options.clone(), faults.clone(), seed * 1000)).await;
+    }
 }

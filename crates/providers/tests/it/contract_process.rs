@@ -15,6 +15,7 @@ use nstance_providers::{
     process::{self, ProcessOptions, ProcessProvider},
 };
 use nstance_rt::{clock::SystemClock, tasks::Tasks};
+use serde_json::Value;
 use tempfile::TempDir;
 
 struct ProcessSubject {
@@ -47,6 +48,14 @@ impl ProcessSubject {
 
     fn work_dir(&self) -> PathBuf {
         self.dir.path().join("instances")
+    }
+
+    /// Changes the tags that are written down.
+    fn edit_tags(&self, instance: InstanceId, edit: impl FnOnce(&mut serde_json::Map<String, Value>)) {
+        let path = self.vm_json(instance);
+        let mut file: Value = serde_json::from_slice(&fs::read(&path).unwrap()).unwrap();
+        edit(file["tags"].as_object_mut().unwrap());
+        fs::write(path, serde_json::to_vec(&file).unwrap()).unwrap();
     }
 
     fn vm_json(&self, instance: InstanceId) -> PathBuf {
@@ -96,6 +105,24 @@ impl Subject for ProcessSubject {
             }
             None => fs::rename(aside, file).expect("files can be moved"),
         }
+        true
+    }
+
+    fn hide_tags(&self, instance: InstanceId, hidden: bool) -> bool {
+        self.edit_tags(instance, |tags| {
+            if hidden {
+                tags.remove("epoch");
+            } else {
+                tags.insert("epoch".to_owned(), "2".into());
+            }
+        });
+        true
+    }
+
+    fn spoil_tags(&self, instance: InstanceId, spoilt: bool) -> bool {
+        self.edit_tags(instance, |tags| {
+            tags.insert("epoch".to_owned(), if spoilt { "second" } else { "2" }.into());
+        });
         true
     }
 

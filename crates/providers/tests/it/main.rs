@@ -8,4 +8,5 @@ mod fake_subject;
 
 mod contract_fake;
 mod contract_faulty;
+mod contract_minimal;
 mod contract_process;

@@ -12,7 +12,7 @@ use nstance_core::{
     plan::Priority,
     ports::{
         clock::random,
-        provider::{CreateMode, ErrorClass, Landed, ProviderError, Vm, VmSpec},
+        provider::{CreateMode, ErrorClass, Landed, ProviderError, Reservation, ReserveSpec, Vm, VmSpec},
     },
     snapshot::{BlockKind, Busy},
     time::{Mono, Timestamp},
@@ -24,7 +24,7 @@ use super::{
     ExecError, finish,
     placement::{self, Choice, SPARED},
     refusal::{pair_of, react},
-    request::{IMAGES, asked_for, spec},
+    request::{IMAGES, asked_for, reserve_spec, spec},
 };
 use crate::{
     events::{Reason, Tell},
@@ -32,9 +32,6 @@ use crate::{
     term::Term,
     world::{Facts, Pair, State},
 };
-
-/// Limit of one create call. Providers that are slower by nature say so by their own deadline inside it.
-const CREATE: Duration = Duration::from_secs(120);
 
 /// Life of a nonce where registrations are not timed.
 const NONCE_LIFE: Duration = Duration::from_secs(3600);
@@ -89,8 +86,6 @@ fn mint(term: &Term, merged: &MergedGroup, now: Timestamp) -> InstanceId {
 /// The first facts of an instance. Its hashes and its reason are the caller's to say.
 fn intent(term: &Term, state: &State, merged: &MergedGroup, id: InstanceId, pair: Pair, now: Timestamp) -> Instance {
     let applied = term.applied();
-    let life = applied.config.server.garbage_collection.registration_timeout;
-    let life = if life.is_zero() { NONCE_LIFE } else { life };
     let jti = nstance_identity::nonce::new_jti(term.shared.entropy.as_ref());
     Instance {
         id,
@@ -111,7 +106,7 @@ fn intent(term: &Term, state: &State, merged: &MergedGroup, id: InstanceId, pair
         instance_type: pair.instance_type,
         subnet: pair.subnet,
         image: state.images.ids(&merged.images).map(|ids| ids.join(IMAGES)),
-        nonce: NonceFact { jti, expires_at: now.plus(life), used_at: None },
+        nonce: NonceFact { jti, expires_at: now.plus(nonce_life(term)), used_at: None },
         provider: ProviderFact { kind: term.shared.provider.kind().to_owned(), ..ProviderFact::default() },
         create_failure: None,
         registration: None,
@@ -122,6 +117,21 @@ fn intent(term: &Term, state: &State, merged: &MergedGroup, id: InstanceId, pair
         delete: None,
         adopted_at: None,
     }
+}
+
+fn nonce_life(term: &Term) -> Duration {
+    let timeout = term.applied().config.server.garbage_collection.registration_timeout;
+    if timeout.is_zero() { NONCE_LIFE } else { timeout }
+}
+
+/// The instance as of the end of its reservation: waiting for a place takes nothing from its time to register.
+fn reserved(term: &Term, instance: &Instance, reservation: &Reservation) -> Instance {
+    let now = term.now();
+    let mut it = instance.clone();
+    it.provider.reserved_id.clone_from(&reservation.id);
+    it.created_at = now;
+    it.nonce.expires_at = now.plus(nonce_life(term));
+    it
 }
 
 /// An on-demand instance on its way into the records.
@@ -177,23 +187,46 @@ async fn make(
     writing: tokio::sync::OwnedMutexGuard<()>,
 ) {
     let (group, id) = (&instance.group, instance.id);
+    let mode = term.shared.provider.capabilities().create;
+    // Held until the create ended, or nothing came of the intent.
+    let mut reservation = Reservation::none();
+    let mut reserved_instance = None;
+    if mode == CreateMode::RecordFirst {
+        let wanted = match reserve_spec(term, instance, merged) {
+            Ok(wanted) => wanted,
+            Err(message) => return drop_unrendered(term, instance, message),
+        };
+        let answer = tokio::select! {
+            biased;
+            () = term.tasks.token().cancelled() => return,
+            answer = term.shared.provider.reserve(&wanted) => answer,
+        };
+        match answer {
+            Ok(held) => reservation = held,
+            Err(error) => {
+                {
+                    let mut state = term.world.lock();
+                    state.remove(id);
+                    state.group(group).uncount(instance.created_at);
+                }
+                react(term, instance, &error);
+                return;
+            }
+        }
+        let restated = reserved(term, instance, &reservation);
+        term.world.lock().restate_intent(restated.clone(), term.now());
+        reserved_instance = Some(restated);
+    }
+    let instance = reserved_instance.as_ref().unwrap_or(instance);
     let spec = match spec(term, instance, merged) {
         Ok(spec) => spec,
-        Err(message) => {
-            let now = term.now();
-            let mut state = term.world.lock();
-            state.remove(id);
-            let it = state.group(group);
-            it.uncount(instance.created_at);
-            it.block(BlockKind::InvalidRequest, message, now, Some(now.plus(INVALID)));
-            return;
-        }
+        Err(message) => return drop_unrendered(term, instance, message),
     };
     let requested = |at: Timestamp| {
         let message = instance.reason.as_str();
         term.tell(Tell::instance(Reason::InstanceCreateRequested, group, id, message).at(at));
     };
-    let (created, recorded) = match term.shared.provider.capabilities().create {
+    let (created, recorded) = match mode {
         // Not `try_join`: a dropped call loses its outcome. In this order: the call is what somebody waits for. The
         // intent comes right behind it, and behind the calls of all others that died in the same moment.
         CreateMode::Idempotent => {
@@ -205,30 +238,15 @@ async fn make(
             };
             tokio::join!(call(term, &spec, cause), recorded)
         }
-        CreateMode::RecordFirst => {
-            let mut instance = instance.clone();
-            match term.shared.provider.reserve(id).await {
-                Ok(reserved) => instance.provider.reserved_id = reserved,
-                Err(error) => {
-                    {
-                        let mut state = term.world.lock();
-                        state.remove(id);
-                        state.group(group).uncount(instance.created_at);
-                    }
-                    react(term, &instance, &error);
-                    return;
-                }
+        CreateMode::RecordFirst => match intend(term, instance).await {
+            Ok(record) => {
+                requested(term.now());
+                (call(term, &spec, cause).await, Ok(record))
             }
-            let spec = VmSpec { reserved_id: instance.provider.reserved_id.clone(), ..spec };
-            match intend(term, &instance).await {
-                Ok(record) => {
-                    requested(term.now());
-                    (call(term, &spec, cause).await, Ok(record))
-                }
-                Err(error) => (Err(CallError::NotSent), Err(error)),
-            }
-        }
+            Err(error) => (Err(CallError::NotSent), Err(error)),
+        },
     };
+    drop(reservation);
     let durable = match (recorded, &created) {
         (Ok(record), _) => Some(record),
         // Nothing was made and nothing is known to be written: the intent is dropped if the store agrees.
@@ -236,7 +254,7 @@ async fn make(
             tracing::warn!(%group, instance = %id, error = %Chain(&error), "intent not written");
             forget_unwritten(term, instance).await
         }
-        (Err(error), Err(CallError::Provider(failure))) if failure.class.landed() == Landed::No => {
+        (Err(error), Err(CallError::Provider(failure))) if failure.landed == Landed::No => {
             tracing::warn!(%group, instance = %id, error = %Chain(&error), "intent not written");
             forget_unwritten(term, instance).await
         }
@@ -256,6 +274,16 @@ async fn make(
     // Registration may go on from here; facts are committed one writer at a time.
     drop(writing);
     settle(term, group, id, created).await;
+}
+
+/// An instance that cannot be asked for never was: its templates do not render. Its group is held.
+fn drop_unrendered(term: &Term, instance: &Instance, message: String) {
+    let now = term.now();
+    let mut state = term.world.lock();
+    state.remove(instance.id);
+    let it = state.group(&instance.group);
+    it.uncount(instance.created_at);
+    it.block(BlockKind::InvalidRequest, message, now, Some(now.plus(INVALID)));
 }
 
 /// What became of a create whose intent is durable.
@@ -279,7 +307,7 @@ async fn settle(term: &Arc<Term>, group: &GroupRef, id: InstanceId, created: Res
             for kind in [BlockKind::NoCapacity, BlockKind::Quota, BlockKind::ProviderAuth, BlockKind::InvalidRequest] {
                 // What its owner asked for may differ from what the group makes: it proves nothing of the group.
                 if managed {
-                    it.unblock(kind);
+                    it.unblock_after_accepted_create(kind);
                 }
             }
             drop(state);
@@ -292,7 +320,7 @@ async fn settle(term: &Arc<Term>, group: &GroupRef, id: InstanceId, created: Res
                 Tell::instance(Reason::InstanceCreated, group, id, "provider accepted").detail("vm", provider_id),
             );
         }
-        Err(CallError::Provider(error)) if error.class.landed() == Landed::No => {
+        Err(CallError::Provider(error)) if error.landed == Landed::No => {
             let now = term.now();
             let instance = { term.world.lock().entries.get(&id).map(|entry| entry.instance().clone()) };
             let on_demand = instance.as_ref().is_some_and(|it| it.ownership == Ownership::OnDemand);
@@ -426,8 +454,9 @@ async fn resolve(term: &Arc<Term>, group: &GroupRef, id: InstanceId, priority: P
                 () = term.tasks.token().cancelled() => return Ok(()),
                 place = term.gate.enter(priority) => place,
             };
-            let Some(spec) = prepare(term, id, spec).await? else { return Ok(()) };
+            let Some((spec, reservation)) = prepare(term, id, spec).await? else { return Ok(()) };
             let created = call(term, &spec, None).await;
+            drop(reservation);
             if let Err(CallError::NotSent) = created
                 && let Some(entry) = term.world.lock().entries.get_mut(&id)
             {
@@ -438,7 +467,7 @@ async fn resolve(term: &Arc<Term>, group: &GroupRef, id: InstanceId, priority: P
                 // A refusal is of this try alone: an earlier one may have made the VM all the same. Only that the VM
                 // was there and is gone says something of both.
                 Err(CallError::Provider(error))
-                    if !unsent && error.class.landed() == Landed::No && error.class != ErrorClass::NotFound =>
+                    if !unsent && error.landed == Landed::No && error.class != ErrorClass::NotFound =>
                 {
                     react(term, &instance, &error);
                     look(term, id);
@@ -474,7 +503,11 @@ fn look(term: &Term, id: InstanceId) {
 
 /// The last steps before a call. `None` if the instance is not wanted any more: it waited for its turn, and its owner
 /// may have deleted it meanwhile.
-async fn prepare(term: &Arc<Term>, id: InstanceId, mut spec: VmSpec) -> Result<Option<VmSpec>, ExecError> {
+async fn prepare(
+    term: &Arc<Term>,
+    id: InstanceId,
+    mut request: VmSpec,
+) -> Result<Option<(VmSpec, Reservation)>, ExecError> {
     let first = {
         let mut state = term.world.lock();
         let entry = state.entries.get_mut(&id).ok_or(ExecError::Unknown(id))?;
@@ -485,23 +518,32 @@ async fn prepare(term: &Arc<Term>, id: InstanceId, mut spec: VmSpec) -> Result<O
         entry.unsent
     };
     let record_first = term.shared.provider.capabilities().create == CreateMode::RecordFirst;
-    if first && record_first && spec.reserved_id.is_none() {
-        let reserved = term.shared.provider.reserve(id).await.map_err(ExecError::Provider)?;
-        let reserve = |it: &Instance| {
-            let mut it = it.clone();
-            it.provider.reserved_id.clone_from(&reserved);
-            Some(it)
+    let mut reservation = Reservation::none();
+    if first && record_first && request.reserved_id.is_none() {
+        let wanted = ReserveSpec {
+            instance: id,
+            tags: request.tags.clone(),
+            instance_type: request.instance_type.clone(),
+            subnet: request.subnet.clone(),
+            args: request.args.clone(),
         };
-        if reserved.is_some() {
+        reservation = term.shared.provider.reserve(&wanted).await.map_err(ExecError::Provider)?;
+        if reservation.id.is_some() {
+            // Its owner knows when it was made: a durable record keeps its creation time and its nonce.
+            let reserve = |it: &Instance| {
+                let mut it = it.clone();
+                it.provider.reserved_id.clone_from(&reservation.id);
+                Some(it)
+            };
             term.update(id, reserve).await?;
+            request.reserved_id.clone_from(&reservation.id);
         }
-        spec.reserved_id = reserved;
     }
     if let Some(entry) = term.world.lock().entries.get_mut(&id) {
         entry.unsent = false;
         entry.absent_since = None;
     }
-    Ok(Some(spec))
+    Ok(Some((request, reservation)))
 }
 
 enum CallError {
@@ -517,9 +559,10 @@ async fn call(term: &Arc<Term>, spec: &VmSpec, cause: Option<Mono>) -> Result<Vm
         term.rush();
         term.shared.metrics.replacement_start.observe(started.since(lost).as_secs_f64());
     }
-    let created = match tokio::time::timeout(CREATE, term.shared.provider.create(permit, spec)).await {
+    let limit = term.shared.provider.capabilities().deadlines.create;
+    let created = match tokio::time::timeout(limit, term.shared.provider.create(permit, spec)).await {
         Ok(created) => created,
-        Err(_) => Err(ProviderError::new("create", ErrorClass::Ambiguous, "no answer within 120 s")),
+        Err(_) => Err(ProviderError::new("create", ErrorClass::Ambiguous, format!("no answer within {limit:?}"))),
     };
     observe_call(term, "create", started, created.as_ref().err());
     if created.is_ok() {
@@ -599,7 +642,7 @@ pub(super) async fn adopt(term: &Arc<Term>, group: &GroupRef, vm: &Vm) -> Result
         Err(error) => return Err(error.into()),
     }
     let now = term.now();
-    let Some(tags) = &vm.tags else { return Err(ExecError::Unknown(id)) };
+    let Some(tags) = vm.tags.complete() else { return Err(ExecError::Unknown(id)) };
     let (arch, runtime_hash) = {
         let state = term.world.lock();
         let it = state.groups.get(group);

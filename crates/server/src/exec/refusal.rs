@@ -4,7 +4,7 @@ use std::{sync::Arc, time::Duration};
 
 use nstance_core::{
     instance::{Instance, Ownership},
-    ports::provider::{ErrorClass, ProviderError},
+    ports::provider::{Ended, ErrorClass, ProviderError, Scope},
     snapshot::BlockKind,
     time::Timestamp,
 };
@@ -23,6 +23,9 @@ pub(super) fn react(term: &Arc<Term>, instance: &Instance, error: &ProviderError
     let (group, id) = (&instance.group, instance.id);
     let message = format!("{}", Chain(error));
     provider_failed(term, error);
+    if error.scope == Scope::Image {
+        term.images.refresh();
+    }
     let retry_after = hold_back(term, instance, error, &message);
     let told = Tell::instance(Reason::InstanceCreateFailed, group, id, message).error(error.class.as_str());
     term.tell(match retry_after {
@@ -31,26 +34,56 @@ pub(super) fn react(term: &Arc<Term>, instance: &Instance, error: &ProviderError
     });
 }
 
+/// A VM that was accepted ended before its agent registered, and the provider says why: the same as if the create had
+/// been refused for that. The same request again at once would launch and lose machines without end.
+pub(super) fn ended_early(term: &Arc<Term>, instance: &Instance, ended: &Ended) {
+    let error =
+        ProviderError { code: ended.code.clone(), ..ProviderError::new("create", ended.class, ended.message.clone()) };
+    let message = format!("the VM ended before its agent registered: {}", Chain(&error));
+    if instance.ownership == Ownership::Managed
+        && let Some(kind) = block_of(error.class)
+    {
+        term.world.lock().group(&instance.group).note_ended_early(kind);
+    }
+    hold_back(term, instance, &error, &message);
+    if error.scope == Scope::Image {
+        term.images.refresh();
+    }
+}
+
+/// How refusals of a class block the creates of a group.
+fn block_of(class: ErrorClass) -> Option<BlockKind> {
+    match class {
+        ErrorClass::Capacity => Some(BlockKind::NoCapacity),
+        ErrorClass::Quota => Some(BlockKind::Quota),
+        ErrorClass::Auth => Some(BlockKind::ProviderAuth),
+        ErrorClass::Invalid => Some(BlockKind::InvalidRequest),
+        // Not found is what became of an earlier try: it made the VM, and the VM is gone. The next id knows nothing
+        // of that.
+        ErrorClass::Throttled | ErrorClass::NotFound => Some(BlockKind::BackingOff),
+        // The provider as a whole is held, and its probe ends that.
+        ErrorClass::Unavailable | ErrorClass::Ambiguous => None,
+    }
+}
+
 /// Keeps the group from asking again too soon. Answers how long it waits now, if it does.
 fn hold_back(term: &Arc<Term>, instance: &Instance, error: &ProviderError, message: &str) -> Option<Duration> {
     let group = &instance.group;
     let now = term.now();
-    let (kind, first, last) = match error.class {
-        ErrorClass::Capacity => (BlockKind::NoCapacity, 15, 120),
-        ErrorClass::Quota => (BlockKind::Quota, 30, 300),
-        ErrorClass::Auth => (BlockKind::ProviderAuth, 15, 120),
-        ErrorClass::Invalid => (BlockKind::InvalidRequest, 600, 600),
-        // Not found is what became of an earlier try: it made the VM, and the VM is gone. The next id knows nothing
-        // of that.
-        ErrorClass::Throttled | ErrorClass::NotFound => (BlockKind::BackingOff, 1, 8),
-        // The provider as a whole is held, and its probe ends that.
-        ErrorClass::Unavailable | ErrorClass::Ambiguous => return None,
+    let kind = block_of(error.class)?;
+    let (first, last) = match kind {
+        BlockKind::Quota => (30, 300),
+        BlockKind::InvalidRequest => (600, 600),
+        BlockKind::BackingOff => (1, 8),
+        _ => (15, 120),
     };
+    // Another subnet or type may pass: some quotas are per family of types.
+    let of_this_choice = kind == BlockKind::NoCapacity || kind == BlockKind::Quota && error.scope == Scope::Choice;
     let mut state = term.world.lock();
     if instance.ownership == Ownership::OnDemand {
         // A choice without capacity is known to all; the rest is between its owner and the provider, and no reason for
         // the group to stop making its own.
-        if kind == BlockKind::NoCapacity {
+        if of_this_choice {
             state.places.penalise(pair_of(instance), now);
             let merged = instance.request.as_ref().and_then(|request| asked_for(term, instance, request).ok());
             let pairs = merged.map(|merged| Pair::of(&merged)).unwrap_or_default();
@@ -60,7 +93,7 @@ fn hold_back(term: &Arc<Term>, instance: &Instance, error: &ProviderError, messa
         }
         return None;
     }
-    if kind == BlockKind::NoCapacity && goes_elsewhere(&mut state, instance, now) {
+    if of_this_choice && goes_elsewhere(&mut state, instance, kind, now) {
         return None;
     }
     let it = state.group(group);
@@ -69,7 +102,7 @@ fn hold_back(term: &Arc<Term>, instance: &Instance, error: &ProviderError, messa
     let wait = error.retry_after.unwrap_or(wait);
     let until = now.plus(wait);
     it.block(kind, message, now, Some(until));
-    if kind == BlockKind::NoCapacity {
+    if of_this_choice {
         let pairs = it.merged.as_ref().map(|merged| Pair::of(merged)).unwrap_or_default();
         state.places.shorten(&pairs, until);
     }
@@ -82,7 +115,7 @@ pub(super) fn pair_of(instance: &Instance) -> Pair {
 
 /// Notes that a choice had no capacity. Answers whether that needs no wait of its own: another choice is left, which
 /// the next plan takes with a new id, or the group waits already, because others of it met the same.
-fn goes_elsewhere(state: &mut State, instance: &Instance, now: Timestamp) -> bool {
+fn goes_elsewhere(state: &mut State, instance: &Instance, kind: BlockKind, now: Timestamp) -> bool {
     state.places.penalise(pair_of(instance), now);
     let Some(it) = state.groups.get(&instance.group) else { return false };
     let Some(merged) = &it.merged else { return false };
@@ -90,7 +123,7 @@ fn goes_elsewhere(state: &mut State, instance: &Instance, now: Timestamp) -> boo
     if matches!(place(state, &pairs, now), Choice::Go(_)) {
         return true;
     }
-    let waits = it.blocks.get(&BlockKind::NoCapacity).and_then(|block| block.until).filter(|until| now < *until);
+    let waits = it.blocks.get(&kind).and_then(|block| block.until).filter(|until| now < *until);
     if let Some(until) = waits {
         state.places.shorten(&pairs, until);
     }

@@ -8,7 +8,7 @@ use nstance_config::{
 };
 use nstance_core::{
     instance::{Instance, OnDemandRequest, Ownership},
-    ports::provider::{Bootstrap, Tags, Userdata, VmSpec},
+    ports::provider::{Bootstrap, ReserveSpec, Tags, Userdata, VmSpec},
 };
 use nstance_rt::chain::Chain;
 
@@ -81,6 +81,33 @@ pub(crate) fn render_data(term: &Term, instance: &Instance, merged: &MergedGroup
     }
 }
 
+fn tags(instance: &Instance) -> Tags {
+    Tags {
+        cluster: instance.cluster.clone(),
+        shard: instance.shard.clone(),
+        instance: instance.id,
+        tenant: instance.group.tenant.clone(),
+        group: instance.group.group.clone(),
+        on_demand: instance.ownership == Ownership::OnDemand,
+        epoch: instance.intent_epoch,
+        template: instance.template.clone(),
+        infra_hash: instance.infra_hash.clone(),
+    }
+}
+
+/// What a provider needs to reserve an id and places: the request without what depends on the time of the create.
+pub(super) fn reserve_spec(term: &Term, instance: &Instance, merged: &MergedGroup) -> Result<ReserveSpec, String> {
+    let data = render_data(term, instance, merged);
+    let args = render_args(merged, &data).map_err(|error| format!("args: {}", Chain(&error)))?;
+    Ok(ReserveSpec {
+        instance: instance.id,
+        tags: tags(instance),
+        instance_type: instance.instance_type.clone(),
+        subnet: instance.subnet.clone(),
+        args,
+    })
+}
+
 /// The request of an instance: a pure function of its record and the config, so that a successor builds the same one.
 pub(super) fn spec(term: &Term, instance: &Instance, merged: &MergedGroup) -> Result<VmSpec, String> {
     let nonce = term.shared.authority.agent_nonce(instance);
@@ -90,17 +117,7 @@ pub(super) fn spec(term: &Term, instance: &Instance, merged: &MergedGroup) -> Re
     let userdata = render_userdata(merged, &data).map_err(|error| format!("userdata: {}", Chain(&error)))?;
     Ok(VmSpec {
         instance: instance.id,
-        tags: Tags {
-            cluster: instance.cluster.clone(),
-            shard: instance.shard.clone(),
-            instance: instance.id,
-            tenant: instance.group.tenant.clone(),
-            group: instance.group.group.clone(),
-            on_demand: instance.ownership == Ownership::OnDemand,
-            epoch: instance.intent_epoch,
-            template: instance.template.clone(),
-            infra_hash: instance.infra_hash.clone(),
-        },
+        tags: tags(instance),
         instance_type: instance.instance_type.clone(),
         subnet: instance.subnet.clone(),
         args,

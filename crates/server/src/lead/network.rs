@@ -4,7 +4,7 @@
 use std::{net::IpAddr, sync::Arc, time::Duration};
 
 use nstance_core::{
-    ports::provider::{LeaderNetwork, ProviderError},
+    ports::provider::{LeaderAddress, LeaderNetwork, ProviderError},
     term::Guard,
 };
 use nstance_rt::{backoff::Backoff, chain::Chain, tasks::Tasks};
@@ -18,8 +18,6 @@ use crate::{
 const PATIENCE: Duration = Duration::from_secs(60);
 /// How often we look whether the address has come.
 const BIND_TEST: Duration = Duration::from_millis(250);
-/// One call may take this long: clouds move addresses slowly.
-const CALL: Duration = Duration::from_secs(30);
 /// Giving up is worth this much time and no more.
 const GIVE_UP: Duration = Duration::from_secs(10);
 
@@ -27,6 +25,7 @@ const GIVE_UP: Duration = Duration::from_secs(10);
 pub(crate) fn of(shared: &Shared) -> Option<LeaderNetwork> {
     let applied = shared.config.get();
     let network = applied.config.server.leader_network.as_ref()?;
+    shared.provider.leader_address()?; // its schema allows no such config; an address cannot move here
     Some(LeaderNetwork { ip: network.ip, interface_id: network.interface_id.clone() })
 }
 
@@ -42,20 +41,26 @@ pub(crate) async fn take(
     let began = shared.clock.monotonic();
     let mut backoff = Backoff::new(Duration::from_secs(1), Duration::from_secs(8));
     let mut previous = previous;
+    let Some(address) = shared.provider.leader_address() else {
+        return Err(format!("provider {} cannot move an address", shared.provider.kind()));
+    };
+    let deadlines = shared.provider.capabilities().deadlines;
     loop {
         if previous.is_none() {
             // Not knowing whom to take it from is no reason not to try.
-            previous = shared.provider.net_holder(network).await.ok().flatten();
+            let holder = tokio::time::timeout(deadlines.other, address.net_holder(network)).await;
+            previous = holder.ok().and_then(Result::ok).flatten();
         }
-        let assigned = match guard.permit() {
-            Ok(permit) => {
-                let call = shared.provider.net_assign(permit, network, previous.as_deref());
-                match tokio::time::timeout(CALL, call).await {
+        let assigned = match (own_id(address, deadlines.other).await, guard.permit()) {
+            (Ok(me), Ok(permit)) => {
+                let call = address.net_assign(permit, &me, network, previous.as_deref());
+                match tokio::time::timeout(deadlines.assign, call).await {
                     Ok(done) => done.map_err(|error| format!("{}", Chain(&error))),
                     Err(_) => Err("no answer in time".to_owned()),
                 }
             }
-            Err(stalled) => Err(stalled.to_string()),
+            (Err(unknown), _) => Err(unknown),
+            (_, Err(stalled)) => Err(stalled.to_string()),
         };
         let why = match assigned {
             Ok(()) if !binds => return Ok(()),
@@ -71,6 +76,14 @@ pub(crate) async fn take(
             return Err(format!("leader address {} could not be had within a minute: {why}", network.ip));
         }
         tokio::time::sleep(backoff.next(shared.entropy.as_ref())).await;
+    }
+}
+
+/// The provider id of the machine we run on, or why it is not known.
+async fn own_id(address: &dyn LeaderAddress, limit: Duration) -> Result<String, String> {
+    match tokio::time::timeout(limit, address.self_id()).await {
+        Ok(id) => id.map_err(|error| format!("which machine this is, is not known: {}", Chain(&error))),
+        Err(_) => Err("which machine this is, is not known: no answer in time".to_owned()),
     }
 }
 
@@ -90,7 +103,12 @@ pub(crate) fn give_up(tasks: &Tasks, shared: &Arc<Shared>) {
     let Some(network) = of(shared) else { return };
     let shared = shared.clone();
     tasks.spawn("leader address", async move {
-        let released = tokio::time::timeout(GIVE_UP, shared.provider.net_release(&network)).await;
+        let Some(address) = shared.provider.leader_address() else { return };
+        let release = async {
+            let me = address.self_id().await?;
+            address.net_release(&me, &network).await
+        };
+        let released = tokio::time::timeout(GIVE_UP, release).await;
         let told =
             |error: &ProviderError| tracing::info!(error = %Chain(error), ip = %network.ip, "address not released");
         match released {

@@ -36,6 +36,7 @@ use crate::{
     events::{Reason, Tell},
     grpc::{auth::record_refusal, status::Refusal},
     pace::Pace,
+    tasks::check,
     term::Term,
 };
 
@@ -317,13 +318,14 @@ fn put_in_force(term: &Arc<Term>, before: &GroupsFile, after: &GroupsFile, swap:
     let asked: BTreeMap<_, _> =
         changed.iter().map(|group| (group.clone(), asked_of(&next.config, Some(after), group, &ca_bundle))).collect();
     term.world.configure(&next.config.server);
-    term.gate.set_pace(Pace::of(&next.config.server));
+    term.gate.set_pace(Pace::of(&next.config.server, term.shared.provider.capabilities().create_pace));
     // Before anything is asked: a worker that wakes at once must not see a size of nothing without its hold.
     term.world.lock().mass_removal = held;
     term.world.forgive(changed.iter());
     term.shared.config.set(next);
     term.world.ask(asked);
     term.images.refresh();
+    term.tasks.spawn_droppable("provider check", check::work(term.clone()));
     files::refreshed(term);
     for group in &named {
         term.wake(group);

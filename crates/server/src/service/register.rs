@@ -12,7 +12,7 @@ use std::{
 use nstance_config::Code as ProblemCode;
 use nstance_core::{
     instance::{Addresses, CertFact, CertPair, Instance, Registration},
-    ports::provider::{Described, VmRef},
+    ports::provider::{Described, VmRef, VmTags},
 };
 use nstance_identity::{
     issue::Issued,
@@ -267,9 +267,7 @@ async fn register_agent(
     stalled(term)?;
     {
         let mut state = term.world.lock();
-        let it = state.group(&committed.group);
-        it.never_registered_in_a_row = 0;
-        it.unblock(nstance_core::snapshot::BlockKind::BackingOff);
+        state.group(&committed.group).registered();
         // Also if it was registered already, and its answer lost: it comes only now.
         if let Some(entry) = state.entries.get_mut(&id) {
             entry.link.registered(term.world.now());
@@ -341,7 +339,7 @@ async fn wait_for_adoption(term: &Arc<Term>, nonce: &AgentNonce) -> Result<(), R
     let looked = term.observer.ask(VmRef { instance: nonce.instance, provider_id: None });
     match tokio::time::timeout(LOOK, looked).await {
         Ok(Ok(Described::NotFound)) => Ok(()),
-        Ok(Ok(Described::Vm(vm))) if vm.tags.is_none() => Ok(()),
+        Ok(Ok(Described::Vm(vm))) if vm.tags == VmTags::Foreign => Ok(()),
         _ => {
             term.want_listing();
             let message = format!("instance {} is about to be adopted; retry", nonce.instance);

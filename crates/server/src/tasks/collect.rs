@@ -10,7 +10,7 @@ use std::{collections::BTreeSet, sync::Arc, time::Duration};
 use nstance_core::{
     ids::InstanceId,
     instance::{Phase, Seen},
-    ports::provider::{ErrorClass, Listing, ProviderError},
+    ports::provider::{ErrorClass, Listing, ProviderError, VmTags},
 };
 use nstance_rt::backoff::Backoff;
 use nstance_rt::chain::Chain;
@@ -55,7 +55,10 @@ async fn sleep(wait: Duration) {
     if wait == Duration::MAX { std::future::pending().await } else { tokio::time::sleep(wait).await }
 }
 
-/// One listing. Answers whether it was complete.
+/// So many listings in a row without a VM's tags are no accident of the provider any more.
+const UNTAGGED: u32 = 6;
+
+/// One listing. Answers whether it told all there is to know; if not, it is repeated soon.
 async fn list(term: &Arc<Term>, timeout: Duration) -> bool {
     let started = term.world.clock().monotonic();
     let asked_at = term.now();
@@ -74,8 +77,8 @@ async fn list(term: &Arc<Term>, timeout: Duration) -> bool {
             if let Some(part) = &listing.missing {
                 tracing::warn!(part, "listing is incomplete, it proves no absence");
             }
-            apply(term, listing, asked_at);
-            complete
+            let untagged = apply(term, listing, asked_at);
+            complete && !untagged
         }
         Err(error) => {
             tracing::warn!(error = %Chain(&error), "VMs not listed");
@@ -85,13 +88,16 @@ async fn list(term: &Arc<Term>, timeout: Duration) -> bool {
     }
 }
 
-fn apply(term: &Arc<Term>, listing: Listing, asked_at: nstance_core::time::Timestamp) {
+/// Takes a listing in. Answers whether it is worth another one soon, for tags were missing from it.
+fn apply(term: &Arc<Term>, listing: Listing, asked_at: nstance_core::time::Timestamp) -> bool {
     let now = term.now();
     let complete = listing.missing.is_none();
     let mut foreign = Vec::new();
     let mut looks = Vec::new();
     let mut unconfirmed = Vec::new();
     let mut doubles = Vec::new();
+    let mut died = Vec::new();
+    let mut untagged = false;
     {
         let mut state = term.world.lock();
         let mut shown = BTreeSet::<InstanceId>::new();
@@ -116,6 +122,10 @@ fn apply(term: &Arc<Term>, listing: Listing, asked_at: nstance_core::time::Times
                         }
                     }
                     state.observe(id, vm.seen, Some(&vm), now);
+                    let phase = state.entries.get(&id).map(|entry| entry.phase());
+                    if started_dying && matches!(phase, Some(Phase::Pending | Phase::Provisioning | Phase::Running)) {
+                        died.push(id);
+                    }
                     if state.entries.get(&id).is_some_and(|entry| exec::is_unconfirmed(entry)) {
                         unconfirmed.push(vm);
                     }
@@ -123,11 +133,21 @@ fn apply(term: &Arc<Term>, listing: Listing, asked_at: nstance_core::time::Times
                 continue;
             }
             match &vm.tags {
-                Some(tags) => {
+                VmTags::Complete(tags) => {
                     let group = tags.group_ref();
+                    state.untagged.remove(&id);
                     state.group(&group).candidates.insert(id, vm);
                 }
-                None => {
+                // Nothing is concluded from that, and the listing is repeated soon; people hear of it if it stays so.
+                VmTags::Absent => {
+                    let times = state.untagged.entry(id).or_insert(0);
+                    *times += 1;
+                    untagged |= *times < UNTAGGED;
+                    if *times == UNTAGGED {
+                        foreign.push(vm);
+                    }
+                }
+                VmTags::Foreign => {
                     if state.foreign.insert(id) {
                         foreign.push(vm);
                     }
@@ -136,6 +156,7 @@ fn apply(term: &Arc<Term>, listing: Listing, asked_at: nstance_core::time::Times
         }
         if complete {
             state.foreign.retain(|id| shown.contains(id));
+            state.untagged.retain(|id, _| shown.contains(id));
             // Candidates that are gone need no judgement any more.
             for it in state.groups.values_mut() {
                 it.candidates.retain(|id, _| shown.contains(id));
@@ -166,10 +187,14 @@ fn apply(term: &Arc<Term>, listing: Listing, asked_at: nstance_core::time::Times
         let message = format!("VM {} has our tags in part only and is not touched; mend or remove it", vm.vm.instance);
         term.tell(Tell::shard(Reason::ForeignVm, message).detail("vm", named));
     }
+    for id in died {
+        exec::died(term, id);
+    }
     exec::confirm_shown(term, unconfirmed);
     for vm in doubles {
         exec::end_double(term, vm);
     }
     term.observer.look(looks);
     term.wake_all();
+    untagged
 }

@@ -22,9 +22,6 @@ use crate::{
     term::Term,
 };
 
-/// Limit of one lookup.
-const LOOKUP: Duration = Duration::from_secs(30);
-
 /// Wakes the lookups of a term.
 #[derive(Default)]
 pub struct ImageLookups {
@@ -113,14 +110,18 @@ async fn look_up_all(term: &Arc<Term>, cache: &Cache) -> bool {
 
 async fn look_up(term: &Arc<Term>, spec: &ImageSpec) -> Result<String, String> {
     let started = term.world.clock().monotonic();
-    let answer = match tokio::time::timeout(LOOKUP, term.shared.provider.resolve_image(&query(spec))).await {
+    let Some(images) = term.shared.provider.images() else {
+        return Err(format!("provider {} resolves no images", term.shared.provider.kind()));
+    };
+    let limit = term.shared.provider.capabilities().deadlines.other;
+    let answer = match tokio::time::timeout(limit, images.resolve_image(&query(spec))).await {
         Ok(answer) => answer,
-        Err(_) => Err(ProviderError::new("resolve_image", ErrorClass::Unavailable, "no answer within 30 s")),
+        Err(_) => Err(ProviderError::new("resolve_image", ErrorClass::Unavailable, "no answer in time")),
     };
     observe_call(term, "resolve_image", started, answer.as_ref().err());
     // A lookup that fails says nothing about the provider as a whole: creates go on with the id there is.
     match answer {
-        Ok(Some(id)) if !id.is_empty() => Ok(id),
+        Ok(Some(image)) if !image.id.is_empty() => Ok(image.id),
         Ok(_) => Err("nothing fits its filters and owners".to_owned()),
         Err(error) => Err(format!("{}", Chain(&error))),
     }
@@ -163,7 +164,7 @@ fn take_in(term: &Term, cache: &Cache, name: &str, spec: &ImageSpec, answer: Res
     change.value
 }
 
-fn query(spec: &ImageSpec) -> ImageQuery {
+pub(crate) fn query(spec: &ImageSpec) -> ImageQuery {
     ImageQuery {
         filters: spec.filters.iter().map(|filter| (filter.name.clone(), filter.values.clone())).collect(),
         owners: spec.owners.clone(),

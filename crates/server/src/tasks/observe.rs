@@ -24,12 +24,8 @@ use crate::{
     world::{Entry, is_dead},
 };
 
-/// Limit of one describe call.
-const DESCRIBE: Duration = Duration::from_secs(30);
 /// Between two probes of a provider that fails.
 const PROBE: Duration = Duration::from_secs(2);
-/// Refs of one describe call, by the port's contract.
-const BATCH: usize = 100;
 
 /// VMs somebody wants to know about. Asking twice before the look is one look.
 #[derive(Default)]
@@ -76,10 +72,11 @@ impl Observer {
 /// Serves the observer until the term ends. Calls run beside each other: a slow one delays no later look.
 pub async fn work(term: Arc<Term>) {
     let token = term.tasks.token().clone();
+    let batch = term.shared.provider.capabilities().describe_batch.max(1);
     loop {
         let mut wanted = term.observer.take();
         while !wanted.is_empty() {
-            let rest = wanted.split_off(wanted.len().min(BATCH));
+            let rest = wanted.split_off(wanted.len().min(batch));
             let (vms, waiting): (Vec<_>, Vec<_>) = wanted.into_iter().map(|it| (it.vm, it.waiting)).unzip();
             wanted = rest;
             let term = term.clone();
@@ -116,10 +113,11 @@ async fn look(term: &Arc<Term>, vms: &[VmRef]) -> Vec<Described> {
             }
         }
     }
-    let answers = match tokio::time::timeout(DESCRIBE, term.shared.provider.describe(vms)).await {
+    let limit = term.shared.provider.capabilities().deadlines.other;
+    let answers = match tokio::time::timeout(limit, term.shared.provider.describe(vms)).await {
         Ok(answers) => answers,
         Err(_) => {
-            let error = ProviderError::new("describe", ErrorClass::Unavailable, "no answer within 30 s");
+            let error = ProviderError::new("describe", ErrorClass::Unavailable, "no answer in time");
             vms.iter().map(|_| Described::Unknown(error.clone())).collect()
         }
     };
@@ -202,9 +200,8 @@ fn apply(term: &Arc<Term>, instance: InstanceId, answer: &Described, asked_at: T
     } else {
         term.wake(&group);
     }
-    if died && matches!(phase, Phase::Provisioning | Phase::Running) {
-        let message = format!("provider shows the VM {}", seen.as_str());
-        term.tell(Tell::instance(Reason::InstanceDead, &group, instance, message));
+    if died && matches!(phase, Phase::Pending | Phase::Provisioning | Phase::Running) {
+        exec::died(term, instance);
     }
 }
 
@@ -294,7 +291,8 @@ pub fn provider_failed(term: &Arc<Term>, error: &ProviderError) {
 async fn probe(term: &Arc<Term>) {
     loop {
         tokio::time::sleep(PROBE).await;
-        if let Ok(Ok(())) = tokio::time::timeout(DESCRIBE, term.shared.provider.probe()).await {
+        let limit = term.shared.provider.capabilities().deadlines.other;
+        if let Ok(Ok(())) = tokio::time::timeout(limit, term.shared.provider.probe()).await {
             provider_works(term);
             return;
         }

@@ -97,7 +97,7 @@ fn group_view(
             .map(|vm| Candidate {
                 vm: vm.vm.clone(),
                 seen: vm.seen,
-                ownership: match &vm.tags {
+                ownership: match vm.tags.complete() {
                     Some(tags) if tags.on_demand => Ownership::OnDemand,
                     _ => Ownership::Managed,
                 },

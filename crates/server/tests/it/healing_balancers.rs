@@ -5,7 +5,7 @@ use std::{collections::BTreeMap, time::Duration};
 use crate::common::{Shard, Site, fleet::Fleet, operator::Operator, wait_for, wait_until};
 use nstance_core::{
     ids::InstanceId,
-    ports::provider::{ErrorClass, LbMember, Provider},
+    ports::provider::{ErrorClass, LbMemberState},
 };
 use nstance_proto::v1;
 use nstance_providers::fake::{Call, FakeOptions, Op, Outcome, Rule, When};
@@ -26,15 +26,15 @@ fn balanced(drain_timeout: &str) -> impl FnOnce(&mut Value) {
     }
 }
 
-async fn members(site: &Site) -> BTreeMap<InstanceId, LbMember> {
-    site.cloud.lb_members(&"www".parse().unwrap()).await.unwrap()
+async fn members(site: &Site) -> BTreeMap<InstanceId, LbMemberState> {
+    site.cloud.members(&"www".parse().unwrap())
 }
 
 /// All of these are in, and nobody else.
 async fn all_are_in(site: &Site, ids: &[InstanceId]) {
     wait_until("all are in the balancer", async || {
         let members = members(site).await;
-        members.keys().eq(ids) && members.values().all(|member| *member == LbMember::In)
+        members.keys().eq(ids) && members.values().all(|member| *member == LbMemberState::In)
     })
     .await;
 }
@@ -67,8 +67,8 @@ async fn an_instance_enters_the_balancer_with_its_first_report() {
     fleet.is_whole(&shard.site, 1).await;
     let told = operator.hears_of("LbRegistered", id).await;
     assert_eq!(told.detail["load_balancer"], "www");
-    assert_eq!(members(&shard.site).await, BTreeMap::from([(id, LbMember::In)]));
-    let other = shard.site.cloud.lb_members(&"other".parse().unwrap()).await.unwrap();
+    assert_eq!(members(&shard.site).await, BTreeMap::from([(id, LbMemberState::In)]));
+    let other = shard.site.cloud.members(&"other".parse().unwrap());
     assert!(other.is_empty(), "its group does not list that one");
 }
 
@@ -160,4 +160,67 @@ async fn a_new_leader_goes_on_with_a_deregistration() {
     operator.hears_of("LbDeregistered", ids[0]).await;
     wait_until("it is out", async || !members(&site).await.contains_key(&ids[0])).await;
     assert_eq!(calls_of(&site, Op::LbRegister, ids[0]).len(), 1, "only ever once");
+}
+
+/// As `balanced`, and a load balancer is waited for no longer than this.
+fn waited_for(timeout: &'static str) -> impl FnOnce(&mut Value) {
+    move |config| {
+        balanced("2s")(config);
+        config["server"]["garbage_collection"] = json!({ "interval": "1s", "registration_timeout": timeout });
+    }
+}
+
+#[tokio::test]
+async fn an_instance_is_ready_only_once_its_balancer_serves_it() {
+    let www = "www".parse().unwrap();
+    let shard = Shard::start_with(1, waited_for("60s")).await;
+    let operator = Operator::on(&shard).await;
+    let id = shard.only_vm().await;
+    shard.site.cloud.set_lb_health(&www, id, false);
+    let fleet = Fleet::on(&shard);
+    fleet.is_whole(&shard.site, 1).await;
+    // With each listing it is registered again, for its first call may have been forgotten.
+    wait_for("it is registered again", || 2 <= calls_of(&shard.site, Op::LbRegister, id).len()).await;
+    let group = operator.group("web").await;
+    assert_eq!((group.actual_size, group.ready_size), (1, 0), "registered, not served");
+    assert!(operator.events("LbRegistered").is_empty());
+    shard.site.cloud.set_lb_health(&www, id, true);
+    operator.hears_of("LbRegistered", id).await;
+    wait_until("it is ready", async || operator.group("web").await.ready_size == 1).await;
+    // A health check that fails later takes no capacity away.
+    shard.site.cloud.set_lb_health(&www, id, false);
+    let n_looks = shard.site.calls(Op::LbMembers).len();
+    wait_for("its members were listed again", || n_looks + 2 <= shard.site.calls(Op::LbMembers).len()).await;
+    assert_eq!(operator.group("web").await.ready_size, 1);
+    assert!(shard.site.calls(Op::Delete).is_empty());
+}
+
+#[tokio::test]
+async fn an_instance_that_its_balancer_does_not_serve_in_time_is_told() {
+    let www = "www".parse().unwrap();
+    let shard = Shard::start_with(2, waited_for("3s")).await;
+    let operator = Operator::on(&shard).await;
+    let ids = shard.vms(2).await;
+    shard.site.cloud.set_lb_health(&www, ids[0], false);
+    let fleet = Fleet::on(&shard);
+    fleet.is_whole(&shard.site, 2).await;
+    let told = operator.hears_of("LbFailing", ids[0]).await;
+    assert_eq!(told.detail["load_balancer"], "www");
+    wait_until("the hold is shown", async || operator.holds("web").await.contains(&"WaitingForLb".to_owned())).await;
+    assert_eq!(operator.group("web").await.ready_size, 1, "the other one is served");
+    assert_eq!(operator.events("LbFailing").len(), 1);
+    assert!(shard.site.calls(Op::Delete).is_empty(), "nobody is removed for it");
+}
+
+#[tokio::test]
+async fn a_health_check_that_passes_for_no_member_is_not_waited_for() {
+    let www = "www".parse().unwrap();
+    let shard = Shard::start_with(1, waited_for("3s")).await;
+    let operator = Operator::on(&shard).await;
+    let id = shard.only_vm().await;
+    shard.site.cloud.set_lb_health(&www, id, false);
+    let fleet = Fleet::on(&shard);
+    fleet.is_whole(&shard.site, 1).await;
+    wait_until("it counts as ready", async || operator.group("web").await.ready_size == 1).await;
+    operator.hears_of("LbFailing", id).await;
 }

@@ -6,10 +6,10 @@ use nstance_core::{
     ids::{Epoch, InstanceId, LbKey, uuid_v7},
     ports::{
         clock::random,
-        provider::{ErrorClass, Provider, Tags},
+        provider::{ErrorClass, Tags},
     },
 };
-use nstance_providers::fake::{Op, Outcome, Rule, When};
+use nstance_providers::fake::{Op, Outcome, Rule, ShownTags, When};
 use serde_json::{Value, json};
 
 /// Sweeps come every other second.
@@ -73,7 +73,7 @@ async fn a_vm_with_half_of_our_tags_is_told_once_and_left_alone() {
     let site = Site::new();
     let id = new_id(&site);
     site.cloud.add_foreign("half", Some(id), Some(tags(id)));
-    site.cloud.spoil_tags(id);
+    site.cloud.show_tags(id, ShownTags::Foreign);
     let shard = Shard::start_on(site, 1, swept).await;
     let operator = Operator::on(&shard).await;
     let told = operator.hears("ForeignVm").await;
@@ -85,6 +85,39 @@ async fn a_vm_with_half_of_our_tags_is_told_once_and_left_alone() {
     assert!(shard.site.calls(Op::Delete).is_empty());
     assert_eq!(shard.site.record(id).await, None, "nor adopted");
     assert_eq!(operator.group("web").await.actual_size, 1, "it counts nowhere");
+}
+
+#[tokio::test]
+async fn absent_tags_prove_nothing() {
+    let site = Site::new();
+    let id = new_id(&site);
+    site.cloud.add_foreign("untold", Some(id), Some(tags(id)));
+    site.cloud.show_tags(id, ShownTags::Absent);
+    let shard = Shard::start_on(site, 1, |_| {}).await;
+    let operator = Operator::on(&shard).await;
+    // Long before the next regular listing: an answer without tags is asked for again soon.
+    wait_for("it is listed again", || 2 <= shard.site.calls(Op::List).len()).await;
+    assert!(operator.events("ForeignVm").is_empty(), "so far that is no news");
+    assert_eq!(shard.site.record(id).await, None);
+    shard.site.cloud.show_tags(id, ShownTags::AsTheyAre);
+    wait_until("it is adopted", async || shard.site.record(id).await.is_some()).await;
+    assert!(shard.site.calls(Op::Delete).iter().all(|call| call.instance != Some(id)));
+}
+
+#[tokio::test]
+async fn tags_that_stay_away_are_told_once() {
+    let site = Site::new();
+    let id = new_id(&site);
+    site.cloud.add_foreign("untold", Some(id), Some(tags(id)));
+    site.cloud.show_tags(id, ShownTags::Absent);
+    let shard = Shard::start_on(site, 1, swept).await;
+    let operator = Operator::on(&shard).await;
+    assert_eq!(operator.hears("ForeignVm").await.detail["vm"], "untold");
+    wait_for("the group is made beside it", || shard.site.standing().len() == 2).await;
+    sweep(&shard.site).await;
+    assert_eq!(operator.events("ForeignVm").len(), 1);
+    assert_eq!(shard.site.record(id).await, None);
+    assert!(shard.site.calls(Op::Delete).is_empty());
 }
 
 #[tokio::test]
@@ -107,7 +140,7 @@ async fn a_member_of_a_load_balancer_without_a_record_is_taken_out() {
     wait_for("the group's own stands", || shard.site.standing().len() == 2).await;
     let own = shard.site.standing().into_iter().find(|id| *id != foreign).unwrap();
     wait_until("the stranger is out, the others stay", async || {
-        let mut members: Vec<_> = shard.site.cloud.lb_members(&www).await.unwrap().into_keys().collect();
+        let mut members: Vec<_> = shard.site.cloud.members(&www).into_keys().collect();
         members.sort();
         let mut expected = vec![own, foreign];
         expected.sort();

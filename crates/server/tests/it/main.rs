@@ -35,6 +35,7 @@ mod operator_on_demand;
 mod operator_streams;
 mod operator_watch;
 mod peer_port;
+mod provider_port;
 mod registration_nonces;
 mod registration_rejoin;
 mod rollouts;

@@ -16,7 +16,7 @@ use nstance_core::{
     plan::HoldKind,
     ports::{
         peers::{Election, Knock, PeerAsk},
-        provider::{ErrorClass, LeaderNetwork, Provider as _},
+        provider::{ErrorClass, LeaderAddress as _, LeaderNetwork},
     },
 };
 use nstance_providers::fake::{Op, Outcome, Rule, When};

@@ -82,6 +82,7 @@ fn lb_state() -> impl Strategy<Value = LbState> {
     select(vec![
         LbState::Absent,
         LbState::Registering,
+        LbState::Coming,
         LbState::Registered,
         LbState::Registered,
         LbState::Deregistering,

@@ -35,6 +35,50 @@ fn a_rotation_waits_for_its_successor() {
 }
 
 #[test]
+fn a_rotation_waits_until_the_load_balancer_serves_the_successor() {
+    planned(
+        "
+        group web size=1 lbs=www
+          a running age=3h hash=h0
+          b running age=1m rotation lb=www:coming
+        ",
+        expect![[r#"
+            hold WaitingForReplacement a
+            wake +240s
+        "#]],
+    );
+}
+
+#[test]
+fn a_successor_that_its_load_balancer_does_not_serve_in_time_is_told() {
+    planned(
+        "
+        group web size=1 lbs=www
+          a running age=3h hash=h0
+          b running age=6m rotation lb=www:coming
+        ",
+        expect![[r#"
+            hold WaitingForReplacement a
+            hold WaitingForLb b
+        "#]],
+    );
+}
+
+#[test]
+fn a_health_check_that_passes_for_no_member_is_not_waited_for() {
+    planned(
+        "
+        group web size=1 lbs=www
+          a running age=3h hash=h0 lb=www:coming
+          b running age=6m rotation lb=www:coming
+        ",
+        expect![[r#"
+            5 drain a config-drift until +300s for b
+        "#]],
+    );
+}
+
+#[test]
 fn a_rotation_waits_for_the_load_balancer() {
     planned(
         "
