@@ -47,7 +47,7 @@ use crate::{
 const TAIL: usize = 20;
 const REDRAW: Duration = Duration::from_millis(250);
 
-const ABSENT: &str = "not part of this build: Kubernetes, operator, dashboard, tmux";
+const ABSENT: &str = "not built yet: AWS, Google Cloud, Proxmox, tmux, Kubernetes, dashboard";
 
 /// A terminal that is closed means the same as Ctrl-C.
 struct Signals {

@@ -128,8 +128,8 @@ fn config_is_checked_without_any_server() {
     let table = run(temp.path(), &["config", "validate", "-"], &bad);
     expect![[r#"
         $ nstance-admin config validate -
-        stdin:29:50: error[bad-reference] groups.default.test.template: template `tsx` does not exist (did you mean `tst`? templates: tst)
-        stdin:29:57: error[unknown-key] groups.default.test.sise: unknown key `sise` (did you mean `size`?)
+        stdin:30:50: error[bad-reference] groups.default.test.template: template `tsx` does not exist (did you mean `tst`? templates: tst)
+        stdin:30:57: error[unknown-key] groups.default.test.sise: unknown key `sise` (did you mean `size`?)
         stdin: 2 errors, 0 warnings
         [exit 1]
     "#]].assert_eq(&table);
@@ -144,7 +144,7 @@ fn config_is_checked_without_any_server() {
               "severity": "error",
               "code": "bad-reference",
               "path": "groups.default.test.template",
-              "line": 29,
+              "line": 30,
               "column": 50,
               "message": "template `tsx` does not exist",
               "suggestion": "did you mean `tst`? templates: tst"
@@ -153,7 +153,7 @@ fn config_is_checked_without_any_server() {
               "severity": "error",
               "code": "unknown-key",
               "path": "groups.default.test.sise",
-              "line": 29,
+              "line": 30,
               "column": 57,
               "message": "unknown key `sise`",
               "suggestion": "did you mean `size`?"
