@@ -77,7 +77,8 @@ pub async fn work(term: Arc<Term>) {
     let applied = term.applied();
     let needs = needs(&applied.config, groups.values().map(Arc::as_ref));
     let problems = check(term.shared.provider.as_ref(), &needs).await;
-    for problem in &problems {
+    // What fails for one need says nothing about the provider as a whole.
+    for problem in problems.iter().filter(|it| it.need == Need::Account) {
         provider_failed(&term, &problem.error);
     }
     let now = term.now();
