@@ -7,7 +7,7 @@ use std::{
 
 use serde_json::Value;
 
-const ALLOWED: [(&str, &[&str]); 14] = [
+const ALLOWED: [(&str, &[&str]); 17] = [
     ("core", &[]),
     ("proto", &[]),
     ("config", &["core"]),
@@ -19,6 +19,10 @@ const ALLOWED: [(&str, &[&str]); 14] = [
     ("client", &["core", "identity", "proto", "rt"]),
     ("agent", &["core", "identity", "proto", "rt"]),
     ("admin", &["client", "config", "core", "identity", "proto", "rt", "schemas", "store"]),
+    ("operator", &["client", "core", "identity", "proto", "rt"]),
+    // A Kubernetes API server and Kubernetes clients: they know nothing of ours but certificates and tasks.
+    ("devk8s", &["core", "identity", "rt"]),
+    ("standin", &["core", "rt"]),
     ("server", &["config", "core", "identity", "proto", "providers", "rt", "schemas", "store"]),
     ("sim", &["core", "identity", "proto", "providers", "rt", "server", "store"]),
     (
@@ -29,13 +33,16 @@ const ALLOWED: [(&str, &[&str]); 14] = [
             "client",
             "config",
             "core",
+            "devk8s",
             "identity",
+            "operator",
             "proto",
             "providers",
             "rt",
             "schemas",
             "server",
             "sim",
+            "standin",
             "store",
         ],
     ),

@@ -1,0 +1,1 @@
+//! A minimal Kubernetes API server for development and tests.

@@ -1,0 +1,1 @@
+//! nstance-operator.

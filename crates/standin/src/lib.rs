@@ -1,0 +1,1 @@
+//! Stand-ins for Cluster API controllers, kubelets and garbage collection.
