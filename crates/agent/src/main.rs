@@ -1,7 +1,7 @@
 //! The binary: arguments, signals, exit codes. Everything else is in the library.
 
 use std::{
-    io::Write as _,
+    io::{self, IsTerminal as _, Write as _},
     path::{Path, PathBuf},
     process::ExitCode,
     sync::Arc,
@@ -153,6 +153,7 @@ fn on_runtime(work: impl Future<Output = ExitCode>) -> ExitCode {
 }
 
 async fn run(settings: Settings, debug: bool) -> ExitCode {
+    let had_terminal = io::stdin().is_terminal();
     let host = Host::machine().with_log(telemetry::start_on_stdout(LogForm::Json, debug || settings.debug));
     let (mut stop, mut hangup) = match StopSignals::listen().and_then(|stop| Ok((stop, signal(SignalKind::hangup())?)))
     {
@@ -192,7 +193,12 @@ async fn run(settings: Settings, debug: bool) -> ExitCode {
                     asked = true;
                     control.stop();
                 }
-                Some(()) = hangup.recv() => control.reload(),
+                Some(()) = hangup.recv() => {
+                    if had_terminal && !io::stdin().is_terminal() {
+                        return; // whoever closed our window wants us gone, and nobody would see us any more
+                    }
+                    control.reload();
+                }
             }
         }
     };

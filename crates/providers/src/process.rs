@@ -1,10 +1,14 @@
 //! Development VMs: each instance is a directory and an agent process that outlives its server.
 //!
+//! There are two kinds, which differ in where the agent runs and share everything else. With `process` it has no
+//! terminal. With `tmux` it runs in a window that a person can look at (see [`tmux`]): a VM whose window is closed is as
+//! dead as one whose process has ended. `vm.json` says of each VM which it is.
+//!
 //! | on disk and in `/proc` | seen |
 //! |---|---|
 //! | no directory | `NotFound`: that VM is dead, whatever still runs |
 //! | `starting`, no agent recorded | `Pending` |
-//! | `running`, process alive (same pid and start time, not exiting) | `Running`, else `Gone` |
+//! | `running`, process alive (same pid and start time, not exiting; in its window) | `Running`, else `Gone` |
 //! | `agent-down` / `stopped` (set by hand) | `Running` / `Stopped` |
 //! | `powered-off` (see [`power`]) | `Stopped` |
 //! | `deleting`, process alive | `Deleting`, else `Gone` |
@@ -27,16 +31,21 @@ mod node;
 mod options;
 pub mod power;
 mod proc;
+mod size;
 mod starter;
+mod tmux;
 mod vm_file;
 
 #[cfg(test)]
 mod tests;
+#[cfg(test)]
+mod tests_nodes;
+#[cfg(test)]
+mod tests_tmux;
 
 use std::{
     collections::BTreeSet,
     fs, io,
-    os::unix::fs::PermissionsExt as _,
     path::{Path, PathBuf},
     sync::{Arc, Mutex, MutexGuard, PoisonError},
     time::Duration,
@@ -49,9 +58,9 @@ use nstance_core::{
     ports::{
         clock::Clock,
         provider::{
-            Balancers, Capabilities, CheckProblem, CheckSeverity, DeleteHow, Described, ErrorClass, LbMember,
-            LeaderAddress, LeaderNetwork, Listing, LoadBalancer, Need, Needs, Provider, ProviderError, Reservation,
-            ReserveSpec, SubnetFree, Vm, VmRef, VmSpec, VmTags,
+            Balancers, Capabilities, CheckProblem, CheckSeverity, CreateMode, DeleteHow, Described, ErrorClass,
+            InstanceType, LbMember, LeaderAddress, LeaderNetwork, Listing, LoadBalancer, Need, Needs, Provider,
+            ProviderError, Reservation, ReserveSpec, SubnetFree, Vm, VmRef, VmSpec, VmTags,
         },
     },
     term::Permit,
@@ -66,6 +75,7 @@ use self::{
 pub use self::{
     options::{OptionsError, ProcessOptions},
     proc::Process,
+    tmux::TmuxSession,
     vm_file::{VmFile, VmState},
 };
 
@@ -105,7 +115,7 @@ impl ProcessProvider {
         }
         let owner_text = agent::owner_text(&options.owner);
         let (placing, ending) = (Mutex::default(), Mutex::default());
-        let starter = Starter::default();
+        let starter = if options.tmux.is_some() { Starter::with_equal_rank() } else { Starter::default() };
         let inner = Inner { options, owner_text, clock, tasks, starter, placing, grace: GRACE, ending };
         Self { inner: Arc::new(inner), machine: None }
     }
@@ -143,21 +153,27 @@ pub async fn mark(work_dir: &Path, instance: InstanceId, state: VmState) -> Resu
     }
 }
 
-/// Ends every agent of every directory below `work_dir`, whoever owns it, and says how many there were. For tools that
-/// clear a whole development environment. Agents are found by their record and by their own environment, and each is
-/// known by its start time.
+/// Ends every agent of every directory below `work_dir`, whoever owns it, closes its window if it had one, and says how
+/// many agents there were. For tools that clear a whole development environment. Agents are found by their record and by
+/// their own environment, and each is known by its start time. Blocking.
 pub fn end_all(work_dir: &Path) -> io::Result<usize> {
     let work_dir = resolve(work_dir);
     let mut processes: BTreeSet<Process> = proc::scan(&work_dir)?.found.iter().map(|it| it.process).collect();
+    let mut windows = Vec::new();
     for entry in fs::read_dir(&work_dir).into_iter().flatten().flatten() {
         if let Read::File(file) = vm_file::read(&entry.path()) {
             processes.extend(file.process);
+            let instance = entry.file_name().to_str().and_then(|name| name.parse().ok());
+            windows.extend(instance.zip(file.tmux));
         }
     }
     let mut ended = 0;
     for held in processes.into_iter().filter_map(|process| process.hold().transpose()) {
         held?.kill()?;
         ended += 1;
+    }
+    for (instance, session) in windows {
+        session.close(&provider_id(instance))?;
     }
     Ok(ended)
 }
@@ -208,19 +224,28 @@ struct Directories {
     missing: Option<String>,
 }
 
+/// What a listing found to be done; see the head of this module.
+#[derive(Default)]
+struct Due {
+    boots: Vec<InstanceId>,
+    /// VMs that run and whose Node was never shown.
+    nodes: Vec<InstanceId>,
+    /// Dead VMs of which a process is left: its window was closed, and it ignored that.
+    ends: Vec<InstanceId>,
+}
+
 impl Inner {
     fn dir(&self, instance: InstanceId) -> VmDir {
         VmDir::new(&self.options.work_dir, instance)
     }
 
     fn seen(file: &VmFile) -> io::Result<Seen> {
-        let alive = || file.process.map_or(Ok(false), Process::is_alive);
         Ok(match file.state {
             VmState::Starting => Seen::Pending,
-            VmState::Running if alive()? => Seen::Running,
+            VmState::Running if file.agent_lives()? => Seen::Running,
             VmState::AgentDown => Seen::Running,
             VmState::Stopped | VmState::PoweredOff => Seen::Stopped,
-            VmState::Deleting if alive()? => Seen::Deleting,
+            VmState::Deleting if file.is_process_left()? => Seen::Deleting,
             VmState::Running | VmState::Deleting | VmState::Deleted => Seen::Gone,
         })
     }
@@ -319,9 +344,15 @@ impl Inner {
         Ok(found.iter().filter(|(_, read)| stands(read)).count().try_into().unwrap_or(u64::MAX))
     }
 
-    fn show_node(&self, instance: InstanceId) {
-        let Some(node_dir) = &self.options.node_dir else { return };
-        if let Err(error) = node::write(node_dir, instance, &k8s_id(instance), self.clock.now()) {
+    /// Shows the Node of a VM whose agent has started, once in its life. What fails here is tried again by a listing.
+    fn show_node(&self, lock: &Lock, dir: &VmDir, file: &mut VmFile) {
+        let Some(node_dir) = self.options.node_dir.as_ref().filter(|_| !file.node_shown) else { return };
+        let (instance, instance_type) = (dir.instance, file.instance_type.as_deref().unwrap_or_default());
+        let shown = node::show(node_dir, instance, &k8s_id(instance), instance_type, self.clock.now()).and_then(|()| {
+            file.node_shown = true;
+            dir.write(lock, file)
+        });
+        if let Err(error) = shown {
             tracing::warn!(%instance, %error, "node not shown");
         }
     }
@@ -334,10 +365,11 @@ impl Inner {
     }
 
     /// Blocking: reads every directory.
-    fn list(&self) -> io::Result<(Listing, Vec<InstanceId>)> {
+    fn list(&self) -> io::Result<(Listing, Due)> {
         let Directories { found, missing } = self.directories()?;
         let now = self.clock.now();
-        let (mut vms, mut due) = (Vec::new(), Vec::new());
+        let (mut vms, mut due) = (Vec::new(), Due::default());
+        let shows_nodes = self.options.node_dir.is_some();
         for (instance, read) in found {
             match read {
                 Read::NoDirectory => {} // removed while we were reading
@@ -349,10 +381,20 @@ impl Inner {
                     Whose::Foreign => {}
                     _ if file.state == VmState::Deleted => {}
                     whose => {
-                        if whose == Whose::Ours && file.state == VmState::Starting && file.is_due(now) {
-                            due.push(instance);
+                        let seen = Self::seen(&file).unwrap_or(Seen::Unknown);
+                        if whose == Whose::Ours {
+                            if file.state == VmState::Starting && file.is_due(now) {
+                                due.boots.push(instance);
+                            }
+                            let is_up = file.state == VmState::Running && seen == Seen::Running;
+                            if shows_nodes && is_up && !file.node_shown {
+                                due.nodes.push(instance);
+                            }
+                            if seen == Seen::Gone && file.is_process_left().unwrap_or(false) {
+                                due.ends.push(instance);
+                            }
                         }
-                        vms.push(Self::view(instance, &file, Self::seen(&file).unwrap_or(Seen::Unknown)));
+                        vms.push(Self::view(instance, &file, seen));
                     }
                 },
             }
@@ -368,11 +410,15 @@ fn k8s_id(instance: InstanceId) -> String {
 #[async_trait]
 impl Provider for ProcessProvider {
     fn kind(&self) -> &'static str {
-        "process"
+        self.inner.options.kind()
     }
 
     fn capabilities(&self) -> Capabilities {
-        Capabilities::default()
+        let in_tmux = self.inner.options.tmux.is_some();
+        Capabilities {
+            create: if in_tmux { CreateMode::RecordFirst } else { CreateMode::Idempotent },
+            ..Capabilities::default()
+        }
     }
 
     fn balancers(&self) -> Option<&dyn Balancers> {
@@ -380,7 +426,7 @@ impl Provider for ProcessProvider {
     }
 
     fn leader_address(&self) -> Option<&dyn LeaderAddress> {
-        self.machine.is_some().then_some(self)
+        (self.machine.is_some() && self.inner.options.tmux.is_none()).then_some(self)
     }
 
     async fn check(&self, _needs: &Needs) -> Vec<CheckProblem> {
@@ -391,11 +437,7 @@ impl Provider for ProcessProvider {
             problems.push(CheckProblem { need: Need::Account, severity: CheckSeverity::Error, error });
         };
         let binary = &options.agent_binary;
-        let is_program =
-            |path: &Path| fs::metadata(path).is_ok_and(|meta| meta.is_file() && meta.permissions().mode() & 0o111 != 0);
-        let path = std::env::var_os("PATH").unwrap_or_default();
-        let bare = binary.components().count() == 1;
-        if !(is_program(binary) || bare && std::env::split_paths(&path).any(|dir| is_program(&dir.join(binary)))) {
+        if !agent::is_found(binary) {
             let message = format!("no program {}; build the agent or set `agent_binary`", binary.display());
             problem(ErrorClass::Invalid, message);
         }
@@ -404,7 +446,13 @@ impl Provider for ProcessProvider {
             problem(ErrorClass::Auth, message);
         }
         if Process::of_pid(std::process::id()).is_ok_and(|me| me.is_none()) {
-            problem(ErrorClass::Invalid, "there is no /proc; the process provider needs Linux".to_owned());
+            problem(ErrorClass::Invalid, format!("there is no /proc; the {} provider needs Linux", options.kind()));
+        }
+        if options.tmux.is_some() {
+            let checked = tokio::task::spawn_blocking(tmux::check).await.unwrap_or_else(|join| Err(join.into()));
+            if let Err(error) = checked {
+                problem(ErrorClass::Invalid, error.to_string());
+            }
         }
         problems
     }
@@ -430,8 +478,14 @@ impl Provider for ProcessProvider {
         let inner = self.inner.clone();
         let listed = tokio::task::spawn_blocking(move || inner.list()).await.unwrap_or_else(|join| Err(join.into()));
         let (listing, due) = listed.map_err(|error| io_error("list", &error))?;
-        for instance in due {
+        for instance in due.boots {
             self.inner.tasks.spawn_droppable("process: boot", self.inner.clone().boot_later(instance, Duration::ZERO));
+        }
+        for instance in due.nodes {
+            self.inner.show_node_later(instance).await;
+        }
+        for instance in due.ends {
+            self.inner.end_left_over(instance).await;
         }
         self.inner.end_strays().await;
         Ok(listing)
@@ -452,6 +506,10 @@ impl Provider for ProcessProvider {
         let Some(limit) = self.inner.options.subnet_capacity.get(subnet) else { return Ok(SubnetFree::Unlimited) };
         let taken = self.inner.n_in_subnet(subnet).map_err(|error| io_error("subnet_free", &error))?;
         Ok(SubnetFree::Free(limit.saturating_sub(taken)))
+    }
+
+    async fn instance_type(&self, name: &str) -> Result<Option<InstanceType>, ProviderError> {
+        Ok(Some(size::of(name)))
     }
 
     fn k8s_provider_id(&self, vm: &VmRef) -> String {

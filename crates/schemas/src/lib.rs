@@ -7,6 +7,8 @@ pub mod shape;
 
 pub mod duration;
 
+mod quantity;
+
 pub mod aws;
 
 mod any;
@@ -21,6 +23,7 @@ use nstance_core::ports::schema::ProviderSchema;
 
 pub use any::ANY;
 pub use dev::capacities;
+pub use quantity::quantities;
 
 /// Every provider kind, in the order in which messages name them.
 pub static ALL: &[&dyn ProviderSchema] =

@@ -53,7 +53,7 @@ use crate::{
         groups::Groups,
         refresh, report,
     },
-    tasks::{capacity, check, collect, images, observe},
+    tasks::{capacity, check, collect, images, observe, types},
     term::{Advertised, Shared, Term},
     term_clock::TermClock,
     vitals::Role,
@@ -472,6 +472,7 @@ async fn begin(
     scope.spawn("observe", observe::work(term.clone()));
     scope.spawn("collect", collect::work(term.clone()));
     scope.spawn("capacity", capacity::work(term.clone()));
+    scope.spawn("instance types", types::work(term.clone()));
     scope.spawn("CA bundle", keep::tell_term(term.clone()));
     refresh::begin(&term);
     term.wake_all();

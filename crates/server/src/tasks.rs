@@ -8,4 +8,5 @@ pub mod observe;
 pub mod reconcile;
 pub mod rollouts;
 pub mod tombstones;
+pub mod types;
 pub mod watch;

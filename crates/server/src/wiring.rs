@@ -75,7 +75,7 @@ fn encryption_keys(key: &EncryptionKey) -> anyhow::Result<Vec<nstance_store::key
 }
 
 /// Provider kinds that this build can run.
-const PROVIDERS: [&str; 2] = ["process", "fake"];
+const PROVIDERS: [&str; 3] = ["process", "tmux", "fake"];
 
 /// Refuses a provider that this build lacks. Validation accepts every kind, so that all builds give the same report.
 pub fn check_provider(config: &Config) -> anyhow::Result<()> {
@@ -87,7 +87,7 @@ fn not_built(kind: &str) -> anyhow::Error {
     anyhow::anyhow!(
         "provider {kind} is not part of this build, which has {}; start a build of nstance-server that has it, or choose \
          another server.provider.kind",
-        PROVIDERS.join(" and ")
+        PROVIDERS.join(", ")
     )
 }
 
@@ -101,12 +101,12 @@ pub fn provider(
     let server = &config.server;
     let owner = Owner { cluster: server.cluster_id.clone(), shard: server.shard.clone() };
     match server.provider.kind.as_str() {
-        "process" => {
+        kind @ ("process" | "tmux") => {
             let beside = std::env::current_exe().ok().and_then(|exe| Some(exe.parent()?.join("nstance-agent")));
             let agent = beside.filter(|path| path.exists()).unwrap_or_else(|| PathBuf::from("nstance-agent"));
             let base = std::env::current_dir().context("find the working directory")?;
-            let options = ProcessOptions::from_options(&server.provider.options, owner, &agent, &base)
-                .context("server.provider.options")?;
+            let read = if kind == "tmux" { ProcessOptions::from_tmux_options } else { ProcessOptions::from_options };
+            let options = read(&server.provider.options, owner, &agent, &base).context("server.provider.options")?;
             Ok(Arc::new(ProcessProvider::new(options, clock, tasks.clone()).on_machine(machine)))
         }
         "fake" => {
@@ -170,12 +170,13 @@ mod tests {
     fn a_provider_that_this_build_lacks_is_valid_and_refused_at_start() {
         let config =
             |text: &str| load("example", text.as_bytes(), &Checks::offline(nstance_schemas::ALL)).config.unwrap();
-        let process = config(include_str!("../../../examples/config-tmux.jsonc"));
-        assert!(check_provider(&process).is_ok());
+        let tmux = config(include_str!("../../../examples/config-tmux.jsonc"));
+        assert_eq!(tmux.server.provider.kind.as_str(), "tmux");
+        assert!(check_provider(&tmux).is_ok());
         let aws = config(include_str!("../../../examples/config-aws.jsonc"));
         assert_eq!(
             check_provider(&aws).unwrap_err().to_string(),
-            "provider aws is not part of this build, which has process and fake; start a build of nstance-server that \
+            "provider aws is not part of this build, which has process, tmux, fake; start a build of nstance-server that \
              has it, or choose another server.provider.kind"
         );
     }

@@ -10,7 +10,9 @@ mod failures;
 mod images;
 mod machine;
 mod places;
+mod settings;
 mod telling;
+mod types;
 mod view;
 
 use std::{
@@ -39,7 +41,9 @@ pub use failures::FailureMemory;
 pub use images::Images;
 pub use machine::{BlackBox, Load, Machine, counts_for};
 pub use places::{Figure, Pair, Places, Room};
+pub use types::{InstanceTypes, TypeAnswer, type_name};
 
+use self::settings::{brake_settings, settings};
 use crate::{metrics::hosts::Sizes, tasks::rollouts::RolloutMemory, term_clock::TermClock, watch::Feed};
 
 /// How long after the agent port opened nobody counts as lost: a fleet needs its time to find a new leader. Who
@@ -55,6 +59,8 @@ const SPINS: u32 = 1000;
 pub struct World {
     clock: TermClock,
     state: Mutex<State>,
+    /// Something else is asked of a group.
+    asked: Notify,
 }
 
 pub struct State {
@@ -86,6 +92,7 @@ pub struct State {
     /// Instances whose records were removed in this term: their ids are used up all the same.
     pub purged: VecDeque<InstanceId>,
     pub images: Images,
+    pub types: InstanceTypes,
     /// VMs that bear our owner's tags and no usable others. Nobody touches them.
     pub foreign: BTreeSet<InstanceId>,
     /// Members of load balancers that nobody knows, being taken out.
@@ -217,6 +224,7 @@ impl World {
             requests: BTreeMap::new(),
             purged: VecDeque::new(),
             images: Images::new(clock.started_at()),
+            types: InstanceTypes::default(),
             foreign: BTreeSet::new(),
             strangers: BTreeSet::new(),
             untagged: BTreeMap::new(),
@@ -225,7 +233,7 @@ impl World {
             feed: None,
             mass_removal: BTreeMap::new(),
         };
-        Self { clock, state: Mutex::new(state) }
+        Self { clock, state: Mutex::new(state), asked: Notify::new() }
     }
 
     /// Takes over settings that may change while we lead.
@@ -338,6 +346,13 @@ impl World {
                 entry.delivery.wake();
             }
         }
+        drop(state);
+        self.asked.notify_one();
+    }
+
+    /// Resolves when something else was asked of a group since the last time. For one task.
+    pub async fn asked_anew(&self) {
+        self.asked.notified().await;
     }
 
     /// Another CA bundle is in force, which is among what instances are sent. Answers the groups that it changes.
@@ -423,26 +438,6 @@ impl World {
         let state = self.lock();
         let entry = state.entries.get(&instance)?;
         (entry.instance().group.tenant == *tenant).then(|| entry.instance().clone())
-    }
-}
-
-fn settings(server: &Server) -> Settings {
-    Settings {
-        registration_timeout: server.garbage_collection.registration_timeout,
-        deleted_record_retention: server.garbage_collection.deleted_record_retention,
-        eligible_age: server.expiry.eligible_age.unwrap_or_default(),
-        forced_age: server.expiry.forced_age.unwrap_or_default(),
-        ondemand_age: server.expiry.ondemand_age.unwrap_or_default(),
-        runaway_base: server.safety.runaway_base,
-        runaway_factor: server.safety.runaway_factor,
-    }
-}
-
-fn brake_settings(server: &Server) -> BrakeSettings {
-    BrakeSettings {
-        min: server.safety.mass_disconnect_min,
-        percent: server.safety.mass_disconnect_percent,
-        window: server.safety.mass_disconnect_window,
     }
 }
 

@@ -541,6 +541,8 @@ pub trait Provider: Send + Sync {
         Ok(SubnetFree::Unknown)
     }
 
+    /// The size of one instance type; `None` if the provider does not know it. The name is empty for a group that names
+    /// no type: a provider that has a size of its own for these answers with it.
     async fn instance_type(&self, _name: &str) -> Result<Option<InstanceType>, ProviderError> {
         Ok(None)
     }

@@ -10,8 +10,7 @@ use nstance_core::{
 };
 
 use super::{
-    Inner,
-    agent::{self, Started},
+    Inner, agent,
     dir::{Lock, LockOutcome, Published, VmDir},
     held, io_error, locked, tags_absent,
     vm_file::{self, Read, VmFile, VmState, Whose},
@@ -38,6 +37,8 @@ impl Inner {
             registration_addr: spec.bootstrap.registration_addr.clone(),
             agent_addr: spec.bootstrap.agent_addr.clone(),
             metrics_interval: nstance_schemas::duration::text(self.options.metrics_interval),
+            tmux: self.options.tmux.clone(),
+            node_shown: false,
         };
         let failed = |error: io::Error| io_error("create", &error);
         let limit = self.options.subnet_capacity.get(&spec.subnet).copied();
@@ -54,37 +55,39 @@ impl Inner {
 
     /// Starts the agent and records it. The caller knows that none runs.
     fn boot(&self, lock: &Lock, dir: &VmDir, file: &mut VmFile) -> io::Result<()> {
-        let Started { process, mut child } =
-            agent::start(&self.options.agent_binary, dir, file, &self.options.owner, self.options.metrics_interval)?;
+        let options = &self.options;
+        let mut started =
+            agent::start(&options.agent_binary, lock, dir, file, &options.owner, options.metrics_interval)?;
         file.state = VmState::Running;
-        file.process = Some(process);
+        file.process = Some(started.process);
         let recorded = dir.write(lock, file);
         if recorded.is_err() {
-            // An agent that nobody can find by its directory must not be.
-            let _ = child.start_kill();
+            started.kill();
         }
         let instance = dir.instance;
         // Reaped by us while we live, by whoever inherits it afterwards; a zombie counts as dead either way.
-        self.tasks.spawn_droppable("process: reap", async move {
-            match child.wait().await {
-                Ok(status) => tracing::debug!(%instance, %status, "agent process ended"),
-                Err(error) => tracing::warn!(%instance, %error, "agent process not waited for"),
-            }
-        });
+        if let Some(mut child) = started.into_child() {
+            self.tasks.spawn_droppable("process: reap", async move {
+                match child.wait().await {
+                    Ok(status) => tracing::debug!(%instance, %status, "agent process ended"),
+                    Err(error) => tracing::warn!(%instance, %error, "agent process not waited for"),
+                }
+            });
+        }
         recorded?;
-        self.show_node(dir.instance);
+        self.show_node(lock, dir, file);
         Ok(())
     }
 
     /// Goes on where somebody stopped: an agent that runs unrecorded is recorded, one that was never started is started.
     async fn resume(self: &Arc<Self>, lock: &Arc<Lock>, dir: &VmDir, file: &mut VmFile) -> Result<(), ProviderError> {
         let failed = |error: io::Error| self.not_started(&error);
-        match self.unrecorded(dir.instance).await.map_err(failed)? {
+        match self.unrecorded(dir.instance, file.tmux.as_ref()).await.map_err(failed)? {
             Some(process) => {
                 file.state = VmState::Running;
                 file.process = Some(process);
                 dir.write(lock, file).map_err(failed)?;
-                self.show_node(dir.instance);
+                self.show_node(lock, dir, file);
             }
             None => {
                 let (inner, lock, dir, mut booted) = (self.clone(), lock.clone(), dir.clone(), file.clone());
@@ -115,10 +118,26 @@ impl Inner {
         }
     }
 
+    /// Shows the Node of a VM whose agent was started by somebody who did not get to it.
+    pub(super) async fn show_node_later(&self, instance: InstanceId) {
+        let dir = self.dir(instance);
+        let Ok(LockOutcome::Locked(lock)) = dir.lock().await else { return };
+        if let Read::File(mut file) = dir.read()
+            && file.state == VmState::Running
+            && file.whose(&self.options.owner) == Whose::Ours
+            && Self::seen(&file).is_ok_and(|seen| seen == Seen::Running)
+        {
+            self.show_node(&lock, &dir, &mut file);
+        }
+    }
+
     pub(super) async fn create(self: &Arc<Self>, permit: Permit, spec: &VmSpec) -> Result<Vm, ProviderError> {
         let refuse = |message: String| Err(ProviderError::new("create", ErrorClass::Invalid, message));
         if let Some(key) = spec.args.keys().next() {
-            return refuse(format!("the process provider takes no args, and `{key}` is one; remove it"));
+            return refuse(format!(
+                "the {} provider takes no args, and `{key}` is one; remove it",
+                self.options.kind()
+            ));
         }
         if spec.tags.instance != spec.instance {
             return refuse(format!("the tags name {}, the request {}", spec.tags.instance, spec.instance));

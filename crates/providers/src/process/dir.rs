@@ -39,7 +39,14 @@ pub(super) struct VmDir {
 /// The sole right to change one VM's directory or to start its agent; given up when dropped.
 #[derive(Debug)]
 pub(super) struct Lock {
-    _file: File,
+    file: File,
+}
+
+impl Lock {
+    /// The same lock for a process that is started: it is held until all who share it have ended.
+    pub(super) fn share(&self) -> io::Result<File> {
+        self.file.try_clone()
+    }
 }
 
 pub(super) enum Published {
@@ -95,7 +102,7 @@ impl VmDir {
             let lock = open_lock(&draft)?;
             lock.try_lock().map_err(|_| io::Error::other("the lock of a fresh directory is taken"))?;
             rustix::fs::renameat_with(CWD, &draft, CWD, &self.path, RenameFlags::NOREPLACE)?;
-            Ok(Lock { _file: lock })
+            Ok(Lock { file: lock })
         })();
         match made {
             Ok(lock) => Ok(Published::New(lock)),
@@ -132,7 +139,7 @@ impl VmDir {
         }
         // The directory may have been removed, or removed and made again, while we waited at the old one's lock.
         match fs::metadata(self.path.join(LOCK)) {
-            Ok(there) if same_file(&there, &file.metadata()?) => Ok(LockOutcome::Locked(Lock { _file: file })),
+            Ok(there) if same_file(&there, &file.metadata()?) => Ok(LockOutcome::Locked(Lock { file })),
             Ok(_) => Ok(LockOutcome::Busy),
             Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(LockOutcome::NoDirectory),
             Err(error) => Err(error),

@@ -11,7 +11,8 @@ use nstance_core::{
 use super::{
     Inner, held, io_error, locked,
     proc::{self, Found, Held, Process, Scan},
-    tags_absent,
+    provider_id, tags_absent,
+    tmux::TmuxSession,
     vm_file::{Read, VmState, Whose},
 };
 
@@ -74,7 +75,7 @@ impl Inner {
         }
         if file.state == VmState::Starting {
             // Its creator may have died between starting the agent and recording it.
-            file.process = self.unrecorded(instance).await.map_err(failed)?;
+            file.process = self.unrecorded(instance, file.tmux.as_ref()).await.map_err(failed)?;
         }
         let target = match file.process {
             Some(process) => process.hold().map_err(failed)?,
@@ -84,6 +85,7 @@ impl Inner {
             file.state = VmState::Deleted;
             dir.write(&lock, &file).map_err(failed)?;
             self.hide_node(instance);
+            close_window(instance, file.tmux.as_ref()).await;
             return self.end_agents_of(instance).await.map_err(failed);
         };
         if file.state != VmState::Deleting {
@@ -121,6 +123,7 @@ impl Inner {
         if let Ok(Some(lock)) = locked("delete", &dir).await
             && let Read::File(mut file) = dir.read()
         {
+            close_window(instance, file.tmux.as_ref()).await;
             file.state = VmState::Deleted;
             dir.write(&lock, &file)?;
         }
@@ -152,6 +155,10 @@ impl Inner {
                         format!("instance {} is {} and not gone; delete it first", vm.instance, seen.as_str());
                     return Err(ProviderError::new("clean", ErrorClass::Invalid, message));
                 }
+                if file.is_process_left().map_err(failed)? {
+                    self.end_agents_of(vm.instance).await.map_err(failed)?;
+                }
+                close_window(vm.instance, file.tmux.as_ref()).await;
             }
         }
         self.hide_node(vm.instance);
@@ -160,7 +167,14 @@ impl Inner {
 
     /// The agent of this instance that runs without being recorded, if any. Needs the lock: only then is it sure that
     /// no start is under way that this look could not see.
-    pub(super) async fn unrecorded(&self, instance: InstanceId) -> io::Result<Option<Process>> {
+    pub(super) async fn unrecorded(
+        &self,
+        instance: InstanceId,
+        session: Option<&TmuxSession>,
+    ) -> io::Result<Option<Process>> {
+        if let Some(agent) = in_window(instance, session).await? {
+            return Ok(Some(agent));
+        }
         let mut patience = EXEC_SETTLES;
         loop {
             let scan = scan(&self.options.work_dir).await?;
@@ -179,6 +193,14 @@ impl Inner {
     fn agents_of(&self, instance: InstanceId, scan: &Scan) -> impl Iterator<Item = Process> {
         let name = instance.to_string();
         scan.found.iter().filter(move |it| it.instance == name && it.owner == self.owner_text).map(|it| it.process)
+    }
+
+    /// Ends what is left of a VM whose window was closed.
+    pub(super) async fn end_left_over(&self, instance: InstanceId) {
+        tracing::debug!(%instance, "agent without its window is ended");
+        if let Err(error) = self.end_agents_of(instance).await {
+            tracing::warn!(%instance, %error, "agent without its window not ended");
+        }
     }
 
     /// Ends whatever still runs of an instance whose VM is dead: agents without a directory, helpers without an agent.
@@ -208,8 +230,26 @@ impl Inner {
                     tracing::warn!(%instance, pid = process.pid, %error, "agent without a directory not ended");
                 }
                 self.hide_node(instance);
+                close_window(instance, self.options.tmux.as_ref()).await;
             }
         }
+    }
+}
+
+/// The process in an instance's window.
+async fn in_window(instance: InstanceId, session: Option<&TmuxSession>) -> io::Result<Option<Process>> {
+    let Some(session) = session.cloned() else { return Ok(None) };
+    let found = tokio::task::spawn_blocking(move || session.process_in(&provider_id(instance)));
+    found.await.unwrap_or_else(|join| Err(join.into()))
+}
+
+/// Closes the window of a VM that is dead. Usually it closed with its process; the user's settings may keep it, or the
+/// user has split it. One that cannot be closed harms nobody.
+pub(super) async fn close_window(instance: InstanceId, session: Option<&TmuxSession>) {
+    let Some(session) = session.cloned() else { return };
+    let closed = tokio::task::spawn_blocking(move || session.close(&provider_id(instance)));
+    if let Err(error) = closed.await.unwrap_or_else(|join| Err(join.into())) {
+        tracing::warn!(%instance, %error, "window not closed");
     }
 }
 

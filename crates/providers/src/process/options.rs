@@ -1,4 +1,4 @@
-//! The settings of the process provider, as a config gives them.
+//! The settings of the providers `process` and `tmux`, as a config gives them.
 
 use std::{
     collections::BTreeMap,
@@ -11,6 +11,11 @@ use nstance_core::{
     value::{Object, Value},
 };
 use nstance_schemas::{capacities, duration, find};
+
+use super::tmux::TmuxSession;
+
+/// The session where windows are, if the config names no other.
+const SESSION: &str = "nstance-dev-agents";
 
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ProcessOptions {
@@ -27,11 +32,14 @@ pub struct ProcessOptions {
     /// VMs each subnet has room for; a subnet not named here has no limit.
     pub subnet_capacity: BTreeMap<String, u64>,
     pub metrics_interval: Duration,
+    /// Agents run in windows of this session: that is the provider `tmux`. Unset, they have no terminal: `process`.
+    pub tmux: Option<TmuxSession>,
 }
 
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{} of the process provider's options cannot be used; the first is `{}`", problems.len(), first(problems))]
+#[error("{} of the {kind} provider's options cannot be used; the first is `{}`", problems.len(), first(problems))]
 pub struct OptionsError {
+    pub kind: &'static str,
     pub problems: Vec<SchemaProblem>,
 }
 
@@ -51,7 +59,32 @@ impl ProcessOptions {
             boot_delay: Duration::ZERO,
             subnet_capacity: BTreeMap::new(),
             metrics_interval: Duration::from_secs(1),
+            tmux: None,
         }
+    }
+
+    /// The same with agents in windows of tmux.
+    #[must_use]
+    pub fn in_tmux(self, session: TmuxSession) -> Self {
+        Self { tmux: Some(session), ..self }
+    }
+
+    /// How a config names the provider with these options.
+    pub fn kind(&self) -> &'static str {
+        if self.tmux.is_some() { "tmux" } else { "process" }
+    }
+
+    /// Reads `server.provider.options` of the kind `tmux`, as [`Self::from_options`] those of `process`. The tmux
+    /// server is the one that this process's environment names.
+    pub fn from_tmux_options(
+        options: &Object,
+        owner: Owner,
+        default_agent_binary: &Path,
+        base_dir: &Path,
+    ) -> Result<Self, OptionsError> {
+        let session = options.get("session").and_then(Value::as_str).unwrap_or(SESSION);
+        let read = Self::read("tmux", options, owner, default_agent_binary, base_dir)?;
+        Ok(read.in_tmux(TmuxSession::from_env(session)))
     }
 
     /// Reads `server.provider.options`. Relative paths are taken from `base_dir`; an `agent_binary` without a slash is
@@ -62,9 +95,19 @@ impl ProcessOptions {
         default_agent_binary: &Path,
         base_dir: &Path,
     ) -> Result<Self, OptionsError> {
-        let problems = find("process").map(|schema| schema.check_options(options)).unwrap_or_default();
+        Self::read("process", options, owner, default_agent_binary, base_dir)
+    }
+
+    fn read(
+        kind: &'static str,
+        options: &Object,
+        owner: Owner,
+        default_agent_binary: &Path,
+        base_dir: &Path,
+    ) -> Result<Self, OptionsError> {
+        let problems = find(kind).map(|schema| schema.check_options(options)).unwrap_or_default();
         if !problems.is_empty() {
-            return Err(OptionsError { problems });
+            return Err(OptionsError { kind, problems });
         }
         let path = |key: &str| options.get(key).and_then(Value::as_str).map(|text| base_dir.join(text));
         let agent_binary = match options.get("agent_binary").and_then(Value::as_str) {
@@ -116,5 +159,22 @@ mod tests {
 
         options.insert("sessions", Value::Null);
         assert_eq!(read(&options).unwrap_err().problems.len(), 1);
+    }
+
+    #[test]
+    fn a_tmux_session_has_a_default_name_and_is_an_option_of_tmux_only() {
+        let read = |options: &Object| {
+            ProcessOptions::from_tmux_options(options, owner(), Path::new("/bin/agent"), Path::new("/base"))
+        };
+        let plain = read(&Object::new()).unwrap();
+        assert_eq!((plain.kind(), plain.tmux.unwrap().name.as_str()), ("tmux", "nstance-dev-agents"));
+        let mut options = Object::new();
+        options.insert("session", Value::from("mine"));
+        assert_eq!(read(&options).unwrap().tmux.unwrap().name, "mine");
+        let refused =
+            ProcessOptions::from_options(&options, owner(), Path::new("/bin/agent"), Path::new("/base")).unwrap_err();
+        assert!(refused.to_string().contains("process provider's options"), "{refused}");
+        options.insert("session", Value::from("a:b"));
+        assert!(read(&options).unwrap_err().to_string().contains("tmux provider's options"));
     }
 }

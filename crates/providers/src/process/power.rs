@@ -22,11 +22,12 @@ use std::{
 use nstance_core::{ids::InstanceId, ports::provider::Owner, value::Value};
 
 use super::{
-    agent::{self, Started},
+    agent,
     dir::{Lock, LockOutcome, VmDir},
-    end::{EXEC_LOOK, EXEC_SETTLES, scan},
+    end::{EXEC_LOOK, EXEC_SETTLES, close_window, scan},
     proc::{Held, Process},
     resolve,
+    tmux::TmuxSession,
     vm_file::{Read, VmState},
 };
 
@@ -44,12 +45,14 @@ pub struct Switched {
     pub problems: Vec<String>,
 }
 
-/// Switches every running VM below `work_dir` off: SIGTERM, after `grace` SIGKILL. Nothing of them runs afterwards.
+/// Switches every running VM below `work_dir` off: SIGTERM, after `grace` SIGKILL. Nothing of them runs afterwards, and
+/// their windows are closed; a tmux session goes with its last window.
 pub async fn power_off(work_dir: &Path, grace: Duration) -> io::Result<Switched> {
     let work_dir = resolve(work_dir);
     let mut switched = Switched::default();
-    let (mut ending, mut half_made) = (Vec::new(), false);
+    let (mut ending, mut half_made, mut windows) = (Vec::new(), false, Vec::new());
     for dir in directories(&work_dir)? {
+        windows.extend(window_of(&dir));
         match switch_off(&dir).await {
             Ok(Off::Agent { agent, changed }) => {
                 ending.push(agent);
@@ -66,7 +69,17 @@ pub async fn power_off(work_dir: &Path, grace: Duration) -> io::Result<Switched>
     let strays: Vec<Held> = strays.into_iter().filter_map(|it| it.hold().transpose()).collect::<Result<_, _>>()?;
     switched.strays = strays.len();
     end_all(&strays, Duration::ZERO).await?;
+    for (instance, session) in windows {
+        close_window(instance, Some(&session)).await;
+    }
     Ok(switched)
+}
+
+fn window_of(dir: &VmDir) -> Option<(InstanceId, TmuxSession)> {
+    match dir.read() {
+        Read::File(file) => Some((dir.instance, file.tmux?)),
+        Read::NoDirectory | Read::Unreadable(_) => None,
+    }
 }
 
 enum Off {
@@ -153,8 +166,15 @@ async fn switch_on(dir: &VmDir, binary: &Path) -> io::Result<bool> {
     file.state = VmState::Starting;
     file.process = None;
     dir.write(&lock, &file)?;
-    let started = agent::start(binary, dir, &file, &owner, interval);
-    let Started { process, mut child } = match started {
+    // In case the user's settings kept the old one.
+    close_window(dir.instance, file.tmux.as_ref()).await;
+    let (program, place) = (binary.to_owned(), dir.clone());
+    let starting = tokio::task::spawn_blocking(move || {
+        let started = agent::start(&program, &lock, &place, &file, &owner, interval);
+        (lock, file, started)
+    });
+    let (lock, mut file, started) = starting.await?;
+    let mut started = match started {
         Ok(started) => started,
         Err(error) => {
             file.state = VmState::PoweredOff;
@@ -163,13 +183,13 @@ async fn switch_on(dir: &VmDir, binary: &Path) -> io::Result<bool> {
         }
     };
     file.state = VmState::Running;
-    file.process = Some(process);
+    file.process = Some(started.process);
     if let Err(error) = dir.write(&lock, &file) {
-        let _ = child.start_kill();
+        started.kill();
         return Err(error);
     }
     // The runtime reaps what is dropped.
-    drop(child);
+    drop(started.into_child());
     Ok(true)
 }
 

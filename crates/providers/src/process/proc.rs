@@ -37,6 +37,8 @@ pub struct Process {
 pub(super) struct Stat {
     state: u8,
     pub(super) group: u32,
+    /// The number of its controlling terminal; 0 is none.
+    terminal: i64,
     flags: u64,
     pub(super) start_time: u64,
 }
@@ -72,6 +74,7 @@ fn parse_stat(line: &[u8]) -> Option<Stat> {
     Some(Stat {
         state: *fields.first()?.as_bytes().first()?,
         group: fields.get(2)?.parse().unwrap_or(0),
+        terminal: fields.get(4)?.parse().unwrap_or(0),
         flags: fields.get(6)?.parse().ok()?,
         start_time: fields.get(19)?.parse().ok()?,
     })
@@ -85,6 +88,13 @@ impl Process {
 
     pub(super) fn is_alive(self) -> io::Result<bool> {
         Ok(stat(self.pid)?.is_some_and(|stat| stat.start_time == self.start_time && stat.is_alive()))
+    }
+
+    /// Whether it lives and has a terminal. The kernel takes the terminal from all its processes when its other end is
+    /// closed, whatever they do about the signal that comes with it.
+    pub(super) fn has_terminal(self) -> io::Result<bool> {
+        let is_at_terminal = |stat: Stat| stat.start_time == self.start_time && stat.is_alive() && stat.terminal != 0;
+        Ok(stat(self.pid)?.is_some_and(is_at_terminal))
     }
 
     /// A hold on the process by which it can be signalled and waited for; `None` if it has ended.
@@ -208,7 +218,7 @@ mod tests {
     fn stat_lines_are_read_past_hostile_names() {
         let line = b"77 (a) Z 1 (b) S 1 77 77 0 -1 4194560 0 0 0 0 0 0 0 0 20 0 1 0 123456 0 0";
         let stat = parse_stat(line).unwrap();
-        assert_eq!((stat.state, stat.group, stat.start_time), (b'S', 77, 123_456));
+        assert_eq!((stat.state, stat.group, stat.terminal, stat.start_time), (b'S', 77, 0, 123_456));
         assert!(stat.is_alive());
         assert!(parse_stat(b"77 (x").is_none());
         assert!(parse_stat(b"77 (x) S 1 2").is_none());
@@ -216,7 +226,7 @@ mod tests {
 
     #[test]
     fn a_process_that_has_begun_to_exit_is_dead() {
-        let of = |state: u8, flags: u64| Stat { state, group: 1, flags, start_time: 1 };
+        let of = |state: u8, flags: u64| Stat { state, group: 1, terminal: 0, flags, start_time: 1 };
         assert!(of(b'R', 0x40_0100).is_alive());
         assert!(!of(b'R', 0x40_0104).is_alive(), "its sockets may be closed already");
         for state in *b"ZXx" {

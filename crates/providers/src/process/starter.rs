@@ -38,13 +38,24 @@ const MAX_WAITING: usize = 1000;
 type Start = Box<dyn FnOnce() + Send>;
 
 /// The way to the thread, which begins with the first start and ends with the last owner of this.
-#[derive(Default)]
 pub(super) struct Starter {
     queue: Mutex<Option<SyncSender<Start>>>,
     n_asked: Arc<AtomicU64>,
+    below: i32,
+}
+
+impl Default for Starter {
+    fn default() -> Self {
+        Self { queue: Mutex::default(), n_asked: Arc::default(), below: BELOW }
+    }
 }
 
 impl Starter {
+    /// What it starts ranks like the server. A tmux server that begins here is the user's own from then on.
+    pub(super) fn with_equal_rank() -> Self {
+        Self { below: 0, ..Self::default() }
+    }
+
     /// Runs `start` in our runtime when those before it are done. Once accepted it runs even if the caller goes away,
     /// so nothing is ever left half-started by a caller that was cancelled.
     pub(super) async fn run<T: Send + 'static>(
@@ -72,7 +83,7 @@ impl Starter {
         let mut queue = held(&self.queue);
         match &*queue {
             Some(queue) => Ok(queue.clone()),
-            None => Ok(queue.insert(begin(Handle::current(), self.n_asked.clone())?).clone()),
+            None => Ok(queue.insert(begin(Handle::current(), self.n_asked.clone(), self.below)?).clone()),
         }
     }
 
@@ -83,12 +94,12 @@ impl Starter {
     }
 }
 
-fn begin(runtime: Handle, n_asked: Arc<AtomicU64>) -> io::Result<SyncSender<Start>> {
+fn begin(runtime: Handle, n_asked: Arc<AtomicU64>, below: i32) -> io::Result<SyncSender<Start>> {
     let (queue, starts) = sync_channel::<Start>(MAX_WAITING);
     thread::Builder::new().name("vm-starter".to_owned()).spawn(move || {
         let _inside = runtime.enter();
         // Where it may not be changed, agents start all the same.
-        if let Err(error) = rustix::process::nice(BELOW) {
+        if let Err(error) = rustix::process::nice(below) {
             tracing::debug!(%error, "agents rank like the server");
         }
         let mut n_known = 0;
@@ -134,6 +145,7 @@ mod tests {
         let before = rank();
         let starter = Starter::default();
         assert_eq!(starter.run(rank).await.unwrap(), (before + BELOW).min(19));
+        assert_eq!(Starter::with_equal_rank().run(rank).await.unwrap(), before);
         assert_eq!(rank(), before);
     }
 

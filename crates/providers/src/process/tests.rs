@@ -3,7 +3,7 @@
 
 use std::{
     collections::BTreeMap,
-    io::Read as _,
+    io::{Read as _, Write as _},
     os::unix::fs::PermissionsExt as _,
     process::{Command, Stdio},
 };
@@ -26,17 +26,22 @@ pub(super) const DEAF: &str = "#!/bin/sh\ntrap '' TERM\ntouch deaf\nwhile :; do 
 pub(super) struct Bench {
     dir: TempDir,
     tasks: Tasks,
+    /// Where agents have windows: on a tmux server of this bench's own.
+    pub(super) tmux: Option<TmuxSession>,
 }
 
 impl Drop for Bench {
     fn drop(&mut self) {
         let _ = end_all(&self.work_dir());
+        if self.tmux.is_some() {
+            let _ = self.tmux(&["kill-server"]);
+        }
     }
 }
 
 impl Bench {
     pub(super) fn new(agent: &str) -> Self {
-        let bench = Self { dir: TempDir::new().unwrap(), tasks: Tasks::new() };
+        let bench = Self { dir: TempDir::new().unwrap(), tasks: Tasks::new(), tmux: None };
         fs::create_dir(bench.work_dir()).unwrap();
         // Written by another process: a descriptor open for writing in ours could leak into a concurrent fork, and then
         // the script is busy.
@@ -50,6 +55,28 @@ impl Bench {
         bench
     }
 
+    /// Where agents have windows. `None`, loudly, if there is no tmux here.
+    pub(super) fn in_tmux(agent: &str) -> Option<Self> {
+        if let Err(error) = tmux::check() {
+            // Not by a macro: what these print is shown of failed tests only.
+            writeln!(io::stderr(), "NOT TESTED: the tmux provider ({error})").unwrap();
+            return None;
+        }
+        let mut bench = Self::new(agent);
+        let tmpdir = bench.dir.path().join("tmux");
+        fs::create_dir(&tmpdir).unwrap();
+        bench.tmux = Some(TmuxSession { name: "nstance-dev-agents".to_owned(), tmpdir: Some(tmpdir) });
+        Some(bench)
+    }
+
+    /// What tmux answers; nothing if it refuses.
+    pub(super) fn tmux(&self, line: &[&str]) -> String {
+        let tmpdir = self.tmux.as_ref().and_then(|it| it.tmpdir.as_ref()).unwrap();
+        let mut command = Command::new("tmux");
+        command.args(line).env("TMUX_TMPDIR", tmpdir).env_remove("TMUX").stdin(Stdio::null());
+        String::from_utf8(command.output().unwrap().stdout).unwrap()
+    }
+
     pub(super) fn work_dir(&self) -> PathBuf {
         self.dir.path().join("instances")
     }
@@ -58,16 +85,16 @@ impl Bench {
         self.dir.path().join("agent")
     }
 
-    fn options(&self, shard: &str) -> ProcessOptions {
+    pub(super) fn options(&self, shard: &str) -> ProcessOptions {
         let owner = Owner { cluster: "dev".parse().unwrap(), shard: shard.parse().unwrap() };
-        ProcessOptions::new(owner, self.agent(), self.work_dir())
+        ProcessOptions { tmux: self.tmux.clone(), ..ProcessOptions::new(owner, self.agent(), self.work_dir()) }
     }
 
     pub(super) fn provider(&self, shard: &str) -> ProcessProvider {
         self.provider_with(self.options(shard))
     }
 
-    fn provider_with(&self, options: ProcessOptions) -> ProcessProvider {
+    pub(super) fn provider_with(&self, options: ProcessOptions) -> ProcessProvider {
         ProcessProvider::new(options, Arc::new(SystemClock), self.tasks.clone())
     }
 
@@ -166,7 +193,7 @@ pub(super) fn state(provider: &ProcessProvider, n: u8) -> Option<VmState> {
 }
 
 /// A directory as its creator left it when it was killed right after making it.
-fn half_created(provider: &ProcessProvider, spec: &VmSpec) -> (VmDir, VmFile) {
+pub(super) fn half_created(provider: &ProcessProvider, spec: &VmSpec) -> (VmDir, VmFile) {
     let dir = provider.inner.dir(spec.instance);
     let (published, file) = provider.inner.place(&permit(), &dir, spec).unwrap();
     assert!(matches!(published, Published::New(_)));
@@ -249,8 +276,10 @@ async fn a_creator_killed_before_recording_the_start_leaves_one_agent() {
     for (n, finish) in [(1, "create"), (2, "list"), (3, "delete")] {
         let (dir, file) = half_created(&provider, &spec("dev-1", n));
         let options = &provider.inner.options;
+        let Ok(LockOutcome::Locked(lock)) = dir.try_lock() else { panic!("not locked") };
         let started =
-            agent::start(&options.agent_binary, &dir, &file, &options.owner, options.metrics_interval).unwrap();
+            agent::start(&options.agent_binary, &lock, &dir, &file, &options.owner, options.metrics_interval).unwrap();
+        drop(lock);
         assert_eq!(seen(&provider, n).await, Some(Seen::Pending));
         let successor = bench.provider("dev-1");
         match finish {

@@ -14,7 +14,7 @@ use nstance_core::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::proc::Process;
+use super::{proc::Process, tmux::TmuxSession};
 
 /// What was decided about a VM. Whether its process lives is asked of the kernel, never read here.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
@@ -56,6 +56,12 @@ pub struct VmFile {
     /// How often its agent reports, as in the config. Files of older versions lack it.
     #[serde(default = "one_second")]
     pub metrics_interval: String,
+    /// Where the agent's window is; none for an agent without a window.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tmux: Option<TmuxSession>,
+    /// Whether its Kubernetes Node was shown. That happens once: Kubernetes may delete the Node while the VM lives.
+    #[serde(default)]
+    pub node_shown: bool,
 }
 
 fn one_second() -> String {
@@ -110,6 +116,20 @@ pub(super) enum Whose {
 }
 
 impl VmFile {
+    /// Whether its agent runs; one that was started in a window needs that too.
+    pub(super) fn agent_lives(&self) -> io::Result<bool> {
+        match (self.process, &self.tmux) {
+            (Some(process), None) => process.is_alive(),
+            (Some(process), Some(_)) => process.has_terminal(),
+            (None, _) => Ok(false),
+        }
+    }
+
+    /// A process that is left of the VM, whether it counts as alive or not.
+    pub(super) fn is_process_left(&self) -> io::Result<bool> {
+        self.process.map_or(Ok(false), Process::is_alive)
+    }
+
     pub(super) fn whose(&self, owner: &Owner) -> Whose {
         match (self.tags.get("cluster-id"), self.tags.get("shard")) {
             (Some(cluster), Some(shard)) if cluster == owner.cluster.as_str() && shard == owner.shard.as_str() => {

@@ -1,6 +1,13 @@
-//! The provider contract on real directories and processes. A stand-in that sleeps takes the agent's place.
+//! The provider contract on real directories and processes, and on real windows of tmux. A stand-in that sleeps takes the
+//! agent's place.
 
-use std::{fs, path::PathBuf, process::Command, sync::Arc};
+use std::{
+    fs,
+    io::{self, Write as _},
+    path::PathBuf,
+    process::Command,
+    sync::Arc,
+};
 
 use async_trait::async_trait;
 use nstance_core::{
@@ -12,7 +19,7 @@ use nstance_core::{
 };
 use nstance_providers::{
     contract::{self, Subject},
-    process::{self, ProcessOptions, ProcessProvider},
+    process::{self, ProcessOptions, ProcessProvider, TmuxSession},
 };
 use nstance_rt::{clock::SystemClock, tasks::Tasks};
 use serde_json::Value;
@@ -21,17 +28,19 @@ use tempfile::TempDir;
 struct ProcessSubject {
     dir: TempDir,
     tasks: Tasks,
+    tmux: Option<TmuxSession>,
 }
 
 impl Drop for ProcessSubject {
     fn drop(&mut self) {
+        // That closes all windows as well, and a tmux server of this subject's own ends with its last one.
         let _ = process::end_all(&self.work_dir());
     }
 }
 
 impl ProcessSubject {
     fn new() -> Self {
-        let subject = Self { dir: TempDir::new().expect("a directory"), tasks: Tasks::new() };
+        let subject = Self { dir: TempDir::new().expect("a directory"), tasks: Tasks::new(), tmux: None };
         // Written by another process, so that no fork of ours can hold the script open for writing.
         let status = Command::new("sh")
             .args(["-c", "printf '#!/bin/sh\\nexec sleep 600\\n' > \"$0\" && chmod 755 \"$0\""])
@@ -40,6 +49,18 @@ impl ProcessSubject {
             .expect("a shell");
         assert!(status.success());
         subject
+    }
+
+    fn in_tmux() -> Self {
+        let mut subject = Self::new();
+        let tmpdir = subject.dir.path().join("tmux");
+        fs::create_dir(&tmpdir).expect("a directory");
+        subject.tmux = Some(TmuxSession { name: "nstance-dev-agents".to_owned(), tmpdir: Some(tmpdir) });
+        subject
+    }
+
+    fn options(&self, owner: Owner) -> ProcessOptions {
+        ProcessOptions { tmux: self.tmux.clone(), ..ProcessOptions::new(owner, self.agent(), self.work_dir()) }
     }
 
     fn agent(&self) -> PathBuf {
@@ -79,13 +100,13 @@ impl Subject for ProcessSubject {
 
     /// A new one each time, as if every call came from a server that has just started.
     fn provider_of(&self, owner: Owner) -> Arc<dyn Provider> {
-        let options = ProcessOptions::new(owner, self.agent(), self.work_dir());
-        Arc::new(ProcessProvider::new(options, self.clock(), self.tasks.clone()).on_machine("server-1"))
+        Arc::new(ProcessProvider::new(self.options(owner), self.clock(), self.tasks.clone()).on_machine("server-1"))
     }
 
     fn other_machine(&self) -> Option<Arc<dyn Provider>> {
-        let options = ProcessOptions::new(self.owner(), self.agent(), self.work_dir());
-        Some(Arc::new(ProcessProvider::new(options, self.clock(), self.tasks.clone()).on_machine("server-2")))
+        Some(Arc::new(
+            ProcessProvider::new(self.options(self.owner()), self.clock(), self.tasks.clone()).on_machine("server-2"),
+        ))
     }
 
     async fn kill(&self, instance: InstanceId) {
@@ -135,4 +156,14 @@ impl Subject for ProcessSubject {
 #[tokio::test]
 async fn local_processes_keep_the_contract() {
     contract::run(async || Box::new(ProcessSubject::new()) as Box<dyn Subject>).await;
+}
+
+#[tokio::test]
+async fn windows_of_tmux_keep_the_contract() {
+    if Command::new("tmux").arg("-V").output().is_err() {
+        // Not by a macro: what these print is shown of failed tests only.
+        writeln!(io::stderr(), "NOT TESTED: the provider contract on tmux, which is not installed here").unwrap();
+        return;
+    }
+    contract::run(async || Box::new(ProcessSubject::in_tmux()) as Box<dyn Subject>).await;
 }

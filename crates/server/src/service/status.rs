@@ -12,11 +12,13 @@ use nstance_core::{
     time::Timestamp,
 };
 use nstance_proto::v1;
+use nstance_schemas::quantities;
+use nstance_store::records::groups::GroupEntry;
 
 use super::report::brief;
 use crate::{
     term::Term,
-    world::{Entry, GroupState, State},
+    world::{Entry, GroupState, State, type_name},
 };
 
 pub fn timestamp(at: Timestamp) -> prost_types::Timestamp {
@@ -98,6 +100,7 @@ fn group_status(
     let refs: Vec<_> = members.iter().filter_map(|id| state.entries.get(id)).map(|entry| entry.vm_ref()).collect();
     let mut provider_ids: Vec<String> = refs.iter().filter_map(|vm| vm.provider_id.clone()).collect();
     provider_ids.sort();
+    let size = merged.and_then(|merged| state.types.get(type_name(merged)));
     v1::GroupStatus {
         key: group.group.to_string(),
         tenant: group.tenant.to_string(),
@@ -124,12 +127,28 @@ fn group_status(
         deleting: view.desired == Desired::Tombstoned,
         load_balancers: view.load_balancers.iter().map(ToString::to_string).collect(),
         drain_timeout: Some(duration(view.drain_timeout)),
-        capacity: Default::default(),
+        capacity: size.map(quantities).unwrap_or_default().into_iter().collect(),
         arch: merged.map(|merged| merged.arch.as_str().to_owned()).unwrap_or_default(),
         kind: merged.map(|merged| merged.kind.to_string()).unwrap_or_default(),
         k8s_provider_ids: refs.iter().map(|vm| term.shared.provider.k8s_provider_id(vm)).collect(),
         registered_size: int(counts.registered),
         updated_size: int(counts.updated),
+        layer: Some(term.groups.entry(group).map(layer).unwrap_or_default()),
+    }
+}
+
+/// What the API holds of a group, as a client would send it.
+fn layer(entry: GroupEntry) -> v1::GroupConfig {
+    v1::GroupConfig {
+        template: entry.template.unwrap_or_default(),
+        size: entry.size.map(|it| i32::try_from(it).unwrap_or(i32::MAX)),
+        instance_type: entry.instance_type.unwrap_or_default(),
+        subnet_pool: entry.subnet_pool.unwrap_or_default(),
+        vars: entry.vars.unwrap_or_default().into_iter().collect(),
+        args: Default::default(),
+        drain_timeout: entry.drain_timeout.map(duration),
+        load_balancers: entry.load_balancers.unwrap_or_default(),
+        rollout_paused: entry.rollout_paused,
     }
 }
 

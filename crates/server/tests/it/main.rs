@@ -26,6 +26,7 @@ mod healing_sweeps;
 mod images_lookup;
 mod openssl;
 mod operator_audit;
+mod operator_capacity;
 mod operator_certificates;
 mod operator_config;
 mod operator_explain;

@@ -121,6 +121,8 @@ async fn an_unset_size_stays_and_a_masked_one_goes_back_to_the_config() {
     };
     let status = upsert(&operator, with(sized("web", 0), vars)).await.unwrap();
     assert_eq!((status.size, status.vars.get("A").map(String::as_str)), (1, Some("1")));
+    let layer = status.layer.unwrap_or_default();
+    assert_eq!((layer.size, layer.vars.len(), layer.template.as_str()), (Some(1), 1, ""), "only what the API holds");
     let nothing = |config: &mut v1::GroupConfig| *config = v1::GroupConfig::default();
     let status = upsert(&operator, masked(with(sized("web", 0), nothing), &["size"])).await.unwrap();
     assert_eq!((status.size, status.vars.len()), (0, 1), "only the size was named");
