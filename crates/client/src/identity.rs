@@ -10,12 +10,16 @@ use std::{
 };
 
 use async_trait::async_trait;
-use nstance_core::{ids::Tenant, ports::clock::Clock, time::Timestamp};
+use nstance_core::{
+    ids::Tenant,
+    ports::clock::{Clock, Entropy},
+    time::Timestamp,
+};
 use nstance_identity::{
     ca::{Bundle, CaError},
     keys::{KeyError, KeyPair},
     peer::{Peer, PeerName},
-    renew::renew_after,
+    renew::{renew_after, renew_at},
     tls::client_config,
 };
 use nstance_proto::v1::RenewCertificateRequest;
@@ -33,6 +37,7 @@ pub struct Identity {
 /// The part that changes with a renewal.
 struct Current {
     bundle: Bundle,
+    certificate_pem: Vec<u8>,
     leaf: CertificateDer<'static>,
     peer: Peer,
     tls: Arc<ClientConfig>,
@@ -123,6 +128,33 @@ impl Identity {
         renew_after(current.peer.not_before, current.peer.not_after) <= self.clock.now()
     }
 
+    /// When the certificate is renewed: with a third of its life left, a little earlier by chance.
+    pub fn renew_at(&self, entropy: &dyn Entropy) -> Timestamp {
+        let current = self.current();
+        renew_at(None, current.peer.not_before, current.peer.not_after, entropy)
+    }
+
+    /// The private key. It never changes.
+    pub fn key(&self) -> &KeyPair {
+        &self.key
+    }
+
+    /// Uses a certificate that was issued for the same key, for example by a new registration. It is not saved here.
+    pub fn replace(&self, renewed: &RenewedIdentity) -> Result<(), IdentityError> {
+        let bundle = Bundle::parse(&renewed.ca_bundle_pem).map_err(IdentityError::Bundle)?;
+        let next = Current::new(bundle, &renewed.certificate_pem, &self.key, &self.clock)?;
+        *self.current() = next;
+        Ok(())
+    }
+
+    /// Trusts these CAs from now on. The certificate stays.
+    pub fn replace_ca_bundle(&self, bundle: Bundle) -> Result<(), IdentityError> {
+        let certificate = self.current().certificate_pem.clone();
+        let next = Current::new(bundle, &certificate, &self.key, &self.clock)?;
+        *self.current() = next;
+        Ok(())
+    }
+
     /// Asks a leader for the next certificate, saves it and uses it from then on. The old certificate stays valid until
     /// the new one is used.
     pub async fn renew(&self, client: &mut ShardClient, save: &dyn SaveIdentity) -> Result<(), RenewError> {
@@ -161,7 +193,7 @@ impl Current {
         }
         let tls =
             client_config(&bundle, Some((certificate, key)), clock.clone()).map_err(|error| unusable(error.into()))?;
-        Ok(Self { bundle, leaf, peer, tls })
+        Ok(Self { bundle, certificate_pem: certificate.to_vec(), leaf, peer, tls })
     }
 }
 
@@ -185,6 +217,23 @@ mod tests {
         assert!(identity.is_renewal_due() && !identity.is_expired());
         tokio::time::advance(VALIDITY / 10).await;
         assert!(identity.is_expired());
+    }
+
+    #[tokio::test]
+    async fn a_new_certificate_of_the_same_key_is_used_and_one_of_another_key_is_not() {
+        let (identity, other) = (identity(), parts(2));
+        let before = identity.tls();
+        let own = parts(1);
+        let renewed = |it: &Parts| RenewedIdentity {
+            ca_bundle_pem: it.ca_bundle.clone(),
+            certificate_pem: it.certificate.clone(),
+        };
+        assert!(matches!(identity.replace(&renewed(&other)), Err(IdentityError::OtherKey)));
+        assert!(Arc::ptr_eq(&before, &identity.tls()));
+        identity.replace(&renewed(&own)).unwrap();
+        assert!(!Arc::ptr_eq(&before, &identity.tls()));
+        identity.replace_ca_bundle(Bundle::parse(&other.ca_bundle).unwrap()).unwrap();
+        assert!(!identity.is_issued_by(&identity.ca_bundle()), "trust changed, the certificate did not");
     }
 
     #[tokio::test]

@@ -42,7 +42,7 @@ pub use self::{
     connection::Connection,
     error::{NextStep, ShardError},
     identity::{Identity, IdentityError, RenewedIdentity, SaveIdentity},
-    registration::Registration,
+    registration::{Registration, Rejoining},
     renewal::RenewError,
     resume_token::ResumeToken,
     shard_client::{ShardClient, wire_duration},

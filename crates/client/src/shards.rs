@@ -36,7 +36,11 @@ pub struct Shards {
 
 impl Shards {
     pub fn new(targets: Targets, identity: Identity, timeout: Duration) -> Self {
-        let identity = Arc::new(identity);
+        Self::sharing(targets, Arc::new(identity), timeout)
+    }
+
+    /// With an identity that others use too: when it is renewed, all use the new one.
+    pub fn sharing(targets: Targets, identity: Arc<Identity>, timeout: Duration) -> Self {
         let connections = targets.0.into_iter().map(|target| Connection::new(target, identity.clone(), timeout));
         Self { connections: connections.collect(), identity, timeout }
     }

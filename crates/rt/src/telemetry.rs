@@ -16,30 +16,35 @@ pub enum LogForm {
 
 /// Starts logging to standard error. A second call changes nothing, so tests may race for it.
 pub fn start(form: LogForm, debug: bool) {
-    begin(form, debug, io::stderr);
+    begin(form, if debug { "debug" } else { "info" }, io::stderr);
+}
+
+/// The same, at `error`, `warn`, `info` or `debug`.
+pub fn start_at(form: LogForm, level: &str) {
+    begin(form, level, io::stderr);
 }
 
 /// Starts logging to standard output, and remembers the last lines. For a process whose standard error is the machine's
 /// console.
 pub fn start_on_stdout(form: LogForm, debug: bool) -> LogRing {
     let ring = LogRing::default();
-    begin(form, debug, Tee(ring.clone()));
+    begin(form, if debug { "debug" } else { "info" }, Tee(ring.clone()));
     ring
 }
 
-fn begin<W>(form: LogForm, debug: bool, writer: W)
+fn begin<W>(form: LogForm, level: &str, writer: W)
 where
     W: for<'a> MakeWriter<'a> + Send + Sync + 'static,
 {
-    let level = if debug { "debug" } else { "info" };
     #[cfg(feature = "env-filter")]
     {
         // Ours at the wanted level, the libraries' only when they complain.
+        let others = if level == "error" { "error" } else { "warn" };
         let filter = tracing_subscriber::EnvFilter::try_from_env("NSTANCE_LOG").unwrap_or_else(|_| {
             tracing_subscriber::EnvFilter::new(format!(
-                "warn,nstance_server={level},nstance_store={level},nstance_providers={level},nstance_rt={level},\
+                "{others},nstance_server={level},nstance_store={level},nstance_providers={level},nstance_rt={level},\
                  nstance_agent={level},nstance_dev={level},nstance_identity={level},nstance_client={level},\
-                 nstance_admin={level}"
+                 nstance_admin={level},nstance_operator={level}"
             ))
         });
         let builder = tracing_subscriber::fmt().with_writer(writer).with_env_filter(filter);
@@ -50,7 +55,7 @@ where
     }
     #[cfg(not(feature = "env-filter"))]
     {
-        let level = if level == "debug" { tracing::Level::DEBUG } else { tracing::Level::INFO };
+        let level = level.parse().unwrap_or(tracing::Level::INFO);
         let builder = tracing_subscriber::fmt().with_writer(writer).with_max_level(level);
         let _ = match form {
             LogForm::Text => builder.with_target(false).with_ansi(false).try_init(),
