@@ -1,4 +1,4 @@
-//! What the operator's manifests say.
+//! The operator from outside: what its manifests say, what API servers make of them, and the program as a whole.
 //!
 //! All modules are one program, so that it is linked once.
 
@@ -11,3 +11,19 @@ mod contract;
 mod manifests;
 
 mod rbac;
+
+mod real_api;
+
+mod fake_shard;
+
+mod machines;
+
+mod stories;
+
+mod support;
+
+mod kubernetes;
+
+mod start;
+
+mod webhook;
