@@ -1,10 +1,26 @@
 # Thin aliases; the logic lives in nstance-dev, where it is typed and tested.
 CARGO ?= cargo
 
-.PHONY: dev dev-ha clean-dev test sim lint build nstance-server nstance-agent nstance-agent-static nstance-admin nstance-dev agent-packages bench-load bench-micro bench-agent
+.PHONY: check dev dev-ha dev-tmux dev-tmux-k8s dev-operator clean-dev test sim lint build crds nstance-server nstance-agent nstance-agent-static nstance-admin nstance-operator nstance-dev agent-packages kubernetes-tools bench-load bench-micro bench-agent
+
+# One line for each tool and port that is needed.
+check: build
+	./target/debug/nstance-dev check
 
 dev: build
 	./target/debug/nstance-dev up
+
+# Agents in windows of tmux (`tmux attach -t nstance-dev-agents`), and everything built anew when a source changes.
+dev-tmux: build
+	./target/debug/nstance-dev up --provider tmux --no-k8s --no-operator --watch
+
+dev-tmux-k8s: build
+	./target/debug/nstance-dev up --provider tmux --watch
+
+# The operator alone, on the API server of temp/operator/kubeconfig.
+dev-operator: export NSTANCE_NAMESPACE ?= default
+dev-operator: build
+	./target/debug/nstance-dev operator --watch --kubeconfig temp/operator/kubeconfig --config temp/operator/config.yaml
 
 dev-ha: build
 	./target/debug/nstance-dev up --shards 2 --servers-per-shard 2
@@ -30,11 +46,15 @@ lint:
 	$(CARGO) clippy --locked --workspace --all-targets -- -D warnings
 	$(CARGO) clippy --locked -p nstance-sim --test it -- -D warnings
 
+# The manifests below config/, from the operator's types.
+crds:
+	$(CARGO) run --locked --quiet -p nstance-operator --bin crdgen
+
 nstance-server nstance-dev:
 	$(CARGO) build --locked --release -p $@ --features fast-alloc
 	mkdir -p bin && cp target/release/$@ bin/
 
-nstance-admin:
+nstance-admin nstance-operator:
 	$(CARGO) build --locked --release -p $@
 	mkdir -p bin && cp target/release/$@ bin/
 
@@ -62,6 +82,10 @@ nstance-agent-static:
 # The same as a deb and an rpm, with unit, user and manual. Needs dpkg-deb and rpmbuild.
 agent-packages: nstance-agent-static
 	deploy/package bin/nstance-agent-$(AGENT_TARGET) bin "$$($(CARGO) pkgid -p nstance-agent | sed 's/.*[#@]//')"
+
+# A real Kubernetes for the tests, built from pinned Go modules into a cache directory. Needs Go; takes minutes, once.
+kubernetes-tools:
+	tools/kubernetes/build
 
 # What that file costs where nothing happens, held against what is promised: on any machine, and on a spot machine, which
 # asks a metadata service all the time; that one is served in a network of its own. Takes two and a half minutes.

@@ -104,7 +104,7 @@ impl Bench {
 
     async fn run(&self, size: u32, kills: u32) -> anyhow::Result<Found> {
         let wanted = format!("test={size}");
-        self.expect(&["up", "--detach", "--port-base", "0", "--size", &wanted])?;
+        self.expect(&["up", "--detach", "--port-base", "0", "--shards", "1", "--no-k8s", "--size", &wanted])?;
         let port = health_port(&self.status()?).context("the server has no health port")?;
         for kill in 0..kills {
             let status = self.status()?;

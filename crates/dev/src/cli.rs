@@ -12,11 +12,17 @@ use nstance_sim::{Mutation, Setup};
 use rustix::process::Signal;
 
 use crate::{
-    admin, bench, detach, kill,
+    admin, bench, check, detach,
+    k8s::{self, K8sArgs},
+    kill,
     layout::Layout,
-    logs, notice, partition, pause, refresh,
-    render::Size,
+    logs, notice,
+    operator::{self, OperatorArgs},
+    partition, pause, refresh,
+    render::{Provider, Size},
     s3::{S3Options, S3Server},
+    server::{self, ServerArgs},
+    standin::{self, StandinArgs},
     status::{self, Form},
     stop, stored, up,
 };
@@ -41,7 +47,7 @@ enum Command {
     Status(StatusArgs),
     /// Show the logs of components and agents, merged
     Logs(LogsArgs),
-    /// Let something die: instance/ID (its VM), server/N, shard/NAME (its leader) or s3
+    /// Let something die: instance/ID (its VM), server/N, shard/NAME (its leader), operator, k8s or s3
     Kill(KillArgs),
     /// Let something stand still
     Pause(PauseArgs),
@@ -60,8 +66,18 @@ enum Command {
     Sim(SimArgs),
     /// Run the object store alone, in the foreground
     S3(S3Args),
+    /// Run the Kubernetes API server for development alone, in the foreground
+    K8s(K8sArgs),
+    /// Stand in for Cluster API and kubelets on any API server
+    Standin(StandinArgs),
+    /// Run the operator alone, in the foreground
+    Operator(OperatorArgs),
+    /// Run one server alone, in the foreground, beside the store of an environment
+    Server(ServerArgs),
     /// Run nstance-admin with the servers, the identity and the bucket of this environment
     Admin(AdminArgs),
+    /// Look for the tools and free ports that are needed
+    Check,
     /// Print the environment's variables as export lines
     Env(DirArg),
 }
@@ -91,7 +107,16 @@ pub(crate) struct UpArgs {
     /// Config to begin with; a built-in example otherwise. Provider, ports, shard and paths are set for you
     #[arg(long, value_name = "FILE")]
     pub(crate) config: Option<PathBuf>,
-    /// Shards to run [default: those that have a config, else 1]
+    /// Where agents run, in the first config [default: process]
+    #[arg(long, value_enum)]
+    pub(crate) provider: Option<Provider>,
+    /// Neither Kubernetes nor the operator
+    #[arg(long)]
+    pub(crate) no_k8s: bool,
+    /// Kubernetes, but no operator: run one yourself
+    #[arg(long)]
+    pub(crate) no_operator: bool,
+    /// Shards to run [default: those that have a config, else 2]
     #[arg(long, value_name = "N")]
     pub(crate) shards: Option<u16>,
     /// Servers of each shard: one leads, the others stand by
@@ -109,6 +134,9 @@ pub(crate) struct UpArgs {
     /// Level of the components' logs: info, debug, or a filter such as warn,nstance_server=trace
     #[arg(long, default_value = "info", value_name = "LEVEL")]
     pub(crate) log_level: String,
+    /// Build again when a source changes, and start again what changed by it
+    #[arg(long)]
+    pub(crate) watch: bool,
     /// Leave running what was started if the start fails
     #[arg(long)]
     pub(crate) keep: bool,
@@ -138,7 +166,7 @@ struct LogsArgs {
     /// Directory of the environment
     #[arg(long, default_value = "temp")]
     dir: PathBuf,
-    /// Which: dev-s3, server-1, up or an instance id; all otherwise
+    /// Which: dev-s3, server-1, dev-k8s, operator, up or an instance id; all otherwise
     components: Vec<String>,
     /// Go on with what comes
     #[arg(long, short)]
@@ -150,7 +178,7 @@ pub(crate) struct KillArgs {
     /// Directory of the environment
     #[arg(long, default_value = "temp")]
     pub(crate) dir: PathBuf,
-    /// instance/ID, server/N, shard/NAME (its leader) or s3
+    /// instance/ID, server/N, shard/NAME (its leader), operator, k8s or s3
     pub(crate) target: String,
     /// How a component dies
     #[arg(long, value_enum, default_value_t = Deadly::Kill, ignore_case = true)]
@@ -233,7 +261,7 @@ pub(crate) struct PauseArgs {
     /// Directory of the environment
     #[arg(long, default_value = "temp")]
     pub(crate) dir: PathBuf,
-    /// instance/ID, server/N, shard/NAME (its leader) or s3
+    /// instance/ID, server/N, shard/NAME (its leader), operator, k8s or s3
     pub(crate) target: String,
     /// How long, as in 30s; until `nstance-dev heal` otherwise
     #[arg(long = "for", value_name = "DURATION", value_parser = duration)]
@@ -472,8 +500,13 @@ async fn dispatch(command: Command) -> anyhow::Result<ExitCode> {
             bench::agent(watch, agent, spot, check).await.map(|()| ExitCode::SUCCESS)
         }
         Command::S3(args) => s3(args).await,
+        Command::K8s(args) => k8s::run(args).await,
+        Command::Standin(args) => standin::run(args).await,
+        Command::Operator(args) => operator::run(args).await,
+        Command::Server(args) => server::run(&Layout::open(&args.dir)?, &args),
         Command::Sim(args) => sim(&args),
         Command::Admin(AdminArgs { dir, words }) => admin::run(&Layout::open(&dir)?, &words).await,
+        Command::Check => check::run(),
         Command::Env(DirArg { dir }) => env(&Layout::open(&dir)?).await,
     }
 }

@@ -92,6 +92,7 @@ impl Component {
             restarts,
             shard: spec.shard.clone(),
             shape: None,
+            extras: Vec::new(),
         };
         if let Err(error) = record.write(layout) {
             let _ = child.start_kill();

@@ -10,6 +10,7 @@ use tonic::Streaming;
 
 use crate::{
     api::{self, Client, View},
+    kubernetes::{self, KubernetesView},
     layout::Layout,
     roles::{self, Roles},
     shape::Shape,
@@ -26,6 +27,7 @@ pub(crate) struct Picture {
     /// What each shard's leader shows, or why nothing. A shard that was not looked at yet is absent.
     pub(crate) shards: BTreeMap<String, Result<View, String>>,
     pub(crate) roles: Roles,
+    pub(crate) kubernetes: KubernetesView,
 }
 
 pub(crate) struct Feed {
@@ -52,6 +54,14 @@ pub(crate) fn start(tasks: &Tasks, layout: &Layout, shape: Shape) -> Feed {
             }
         });
     }
+    let (place, seen) = (layout.clone(), pictures.clone());
+    tasks.spawn_droppable("kubernetes", async move {
+        loop {
+            let view = kubernetes::look(&place).await;
+            seen.send_modify(|it| it.kubernetes = view);
+            tokio::time::sleep(PERIOD).await;
+        }
+    });
     let layout = layout.clone();
     tasks.spawn_droppable("roles", async move {
         loop {

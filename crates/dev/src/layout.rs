@@ -41,7 +41,8 @@ impl Layout {
             }
             layout.mark()?;
         }
-        for dir in [layout.run(), layout.logs(), layout.cache(), layout.bucket(), layout.instances()] {
+        for dir in [layout.run(), layout.logs(), layout.cache(), layout.bucket(), layout.instances(), layout.operator()]
+        {
             fs::create_dir_all(&dir).with_context(|| format!("make {}", dir.display()))?;
         }
         Ok(layout)
@@ -126,6 +127,23 @@ impl Layout {
 
     pub fn instances(&self) -> PathBuf {
         self.dir.join("instances")
+    }
+
+    /// The objects of the API server for development.
+    pub fn objects(&self) -> PathBuf {
+        self.dir.join("dev-k8s")
+    }
+
+    pub fn operator(&self) -> PathBuf {
+        self.dir.join("operator")
+    }
+
+    pub fn kubeconfig(&self) -> PathBuf {
+        self.operator().join("kubeconfig")
+    }
+
+    pub fn operator_config(&self) -> PathBuf {
+        self.operator().join("config.yaml")
     }
 
     pub fn nodes(&self) -> PathBuf {

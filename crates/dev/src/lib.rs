@@ -44,11 +44,19 @@ mod api;
 
 mod feed;
 
+mod objects;
+
+mod kubernetes;
+
 mod status;
 
 mod table;
 
 mod screen;
+
+mod operator;
+
+mod server;
 
 mod up;
 
@@ -75,5 +83,13 @@ mod admin;
 mod partition;
 
 mod bench;
+
+mod check;
+
+mod rebuild;
+
+mod k8s;
+
+mod standin;
 
 pub mod s3;

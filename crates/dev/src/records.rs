@@ -16,6 +16,8 @@ use crate::{layout::Layout, shape::Shape};
 /// Names of the components there are.
 pub(crate) const UP: &str = "up";
 pub(crate) const STORE: &str = "dev-s3";
+pub(crate) const K8S: &str = "dev-k8s";
+pub(crate) const OPERATOR: &str = "operator";
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
@@ -24,6 +26,9 @@ pub(crate) enum Kind {
     Up,
     Store,
     Server,
+    /// The API server for development, with its clients.
+    Kubernetes,
+    Operator,
 }
 
 /// How far a supervisor is; the others are `ready` as soon as they are started.
@@ -54,6 +59,9 @@ pub(crate) struct RunFile {
     /// Of a supervisor: what it runs.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub(crate) shape: Option<Shape>,
+    /// Of a supervisor: which of Kubernetes and operator it runs.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub(crate) extras: Vec<Kind>,
 }
 
 fn path(layout: &Layout, name: &str) -> PathBuf {

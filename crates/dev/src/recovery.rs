@@ -92,6 +92,8 @@ impl Watched {
     async fn answers(&self, new: &RunFile) {
         let (port, path) = match new.kind {
             Kind::Store => (new.port("s3"), "/-/health"),
+            Kind::Kubernetes => (new.port("k8s"), "/readyz"),
+            Kind::Operator => (new.port("probes"), "/readyz"),
             _ => (new.port("health"), "/health"),
         };
         while !http::get(port.unwrap_or_default(), path).await.is_ok_and(|answer| answer.code == 200) {

@@ -3,6 +3,7 @@
 use std::{fmt, path::Path, str::FromStr};
 
 use anyhow::{Context, anyhow, bail};
+use clap::ValueEnum;
 use nstance_config::Config;
 use nstance_core::ids::Shard;
 use serde_json::{Map, Value, json};
@@ -51,14 +52,38 @@ pub(crate) fn check(name: &str, bytes: &[u8], shard: Option<&Shard>) -> anyhow::
     loaded.config.ok_or_else(|| anyhow!("{name} is not a valid config:\n{}", loaded.report.text().trim_end()))
 }
 
+/// Where agents run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum Provider {
+    /// In the background
+    Process,
+    /// In windows of tmux
+    Tmux,
+}
+
+impl Provider {
+    pub(crate) fn name(self) -> &'static str {
+        match self {
+            Self::Process => "process",
+            Self::Tmux => "tmux",
+        }
+    }
+}
+
+/// How long a node may take to be drained where there is an operator: with less, nothing could ever hold it up.
+const DRAIN_TIMEOUT: &str = "60s";
+
+/// What a config is made for.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Made<'a> {
+    pub(crate) layout: &'a Layout,
+    pub(crate) ports: Ports,
+    pub(crate) provider: Provider,
+    pub(crate) has_operator: bool,
+}
+
 /// The text of `config/dev-N.jsonc`, ready to be stored.
-pub(crate) fn render(
-    file: Option<&Path>,
-    layout: &Layout,
-    ports: Ports,
-    number: u16,
-    sizes: &[Size],
-) -> anyhow::Result<String> {
+pub(crate) fn render(file: Option<&Path>, made: Made<'_>, number: u16, sizes: &[Size]) -> anyhow::Result<String> {
     let (name, text) = match file {
         Some(path) => {
             let text = std::fs::read_to_string(path).with_context(|| format!("read {}", path.display()))?;
@@ -69,7 +94,8 @@ pub(crate) fn render(
     // The file as it was written, so that lines and columns are those the person sees.
     check(&name, text.as_bytes(), None)?;
     let mut config: Value = serde_json::from_str(&plain(&text)).with_context(|| format!("read {name} as JSON"))?;
-    set_server(&mut config, layout, ports, number)?;
+    set_server(&mut config, made, number)?;
+    set_node_labels(&mut config)?;
     for size in sizes {
         set_size(&mut config, size)?;
     }
@@ -85,7 +111,8 @@ fn object<'a>(value: &'a mut Value, key: &str) -> anyhow::Result<&'a mut Map<Str
     entries.entry(key).or_insert_with(|| json!({})).as_object_mut().with_context(|| format!("{key} is no object"))
 }
 
-fn set_server(config: &mut Value, layout: &Layout, ports: Ports, number: u16) -> anyhow::Result<()> {
+fn set_server(config: &mut Value, made: Made<'_>, number: u16) -> anyhow::Result<()> {
+    let Made { layout, ports, .. } = made;
     let server = object(config, "server")?;
     server.insert("shard".to_owned(), json!(shard(number).to_string()));
     for (section, host) in [("bind", "0.0.0.0"), ("advertise", "127.0.0.1")] {
@@ -102,15 +129,37 @@ fn set_server(config: &mut Value, layout: &Layout, ports: Ports, number: u16) ->
     }
     // Here things are killed on purpose; the brake of production would leave a group empty after a few of them.
     server.entry("safety").or_insert_with(|| json!({ "runaway_base": 100, "runaway_window": "1m" }));
+    if made.has_operator {
+        server.insert("default_drain_timeout".to_owned(), json!(DRAIN_TIMEOUT));
+    }
     let provider = server.entry("provider").or_insert_with(|| json!({}));
     let provider = provider.as_object_mut().context("server.provider is no object")?;
-    provider.insert("kind".to_owned(), json!("process"));
+    provider.insert("kind".to_owned(), json!(made.provider.name()));
     let options = provider.entry("options").or_insert_with(|| json!({}));
     let options = options.as_object_mut().context("server.provider.options is no object")?;
-    options.remove("session"); // tmux's
+    if made.provider != Provider::Tmux {
+        options.remove("session");
+    }
     options.insert("work_dir".to_owned(), json!(layout.instances()));
-    if options.contains_key("node_dir") {
-        options.insert("node_dir".to_owned(), json!(layout.nodes()));
+    // Also without our own API server: `nstance-dev standin` registers these nodes with any.
+    options.insert("node_dir".to_owned(), json!(layout.nodes()));
+    Ok(())
+}
+
+/// A fake node has the labels that a kubelet would have been told: those of the variable `NodeLabels`. Configs that say it
+/// in another way, or have no file of variables for their machines, are left as they are.
+fn set_node_labels(config: &mut Value) -> anyhow::Result<()> {
+    let templates = object(config, "templates")?;
+    let files = templates.values_mut().filter_map(|it| it.pointer_mut("/files/instance.env/template"));
+    let mut n_set = 0;
+    for file in files.filter_map(Value::as_object_mut) {
+        file.entry("NODE_LABELS").or_insert_with(|| json!("{{ .Vars.NodeLabels }}"));
+        n_set += 1;
+    }
+    if 0 < n_set {
+        let defaults = object(config, "defaults")?.entry("vars").or_insert_with(|| json!({}));
+        let vars = defaults.as_object_mut().context("defaults.vars is no object")?;
+        vars.entry("NodeLabels").or_insert_with(|| json!(""));
     }
     Ok(())
 }
@@ -194,7 +243,9 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let layout = Layout::make(dir.path()).unwrap();
         let sizes: Vec<Size> = sizes.iter().map(|it| it.parse().unwrap()).collect();
-        let text = render(None, &layout, Ports::at(4000, shape).unwrap(), number, &sizes)?;
+        let ports = Ports::at(4000, shape).unwrap();
+        let made = Made { layout: &layout, ports, provider: Provider::Process, has_operator: false };
+        let text = render(None, made, number, &sizes)?;
         let config = check("config", text.as_bytes(), Some(&shard(number)))?;
         let work_dir = config.server.provider.options.get("work_dir").and_then(|it| it.as_str().map(str::to_owned));
         assert_eq!(work_dir.as_deref(), layout.instances().to_str());
@@ -209,6 +260,7 @@ mod tests {
         assert_eq!(config.server.bind.agent.port, 4004);
         assert_eq!(config.server.safety.runaway_base, 100);
         assert_eq!(config.groups.len(), 1);
+        assert!(format!("{:?}", config.templates).contains("NODE_LABELS"));
     }
 
     #[test]

@@ -17,6 +17,7 @@ use crate::{
     faults::{self, Fault, Who},
     feed::Picture,
     http,
+    kubernetes::{self, KubernetesStatus, KubernetesView},
     layout::Layout,
     link,
     records::{self, Kind, Phase, RunFile},
@@ -34,11 +35,21 @@ pub(crate) struct Status {
     pub(crate) components: Vec<ComponentStatus>,
     pub(crate) shards: Vec<ShardStatus>,
     pub(crate) instances: Vec<InstanceStatus>,
+    /// Absent where it does not run, or does not answer.
+    pub(crate) kubernetes: Option<KubernetesStatus>,
     pub(crate) links: Vec<LinkStatus>,
     pub(crate) faults: Vec<Fault>,
+    pub(crate) urls: Urls,
     pub(crate) healthy: bool,
     /// Why it is not.
     pub(crate) problems: Vec<String>,
+}
+
+/// Where a person goes on.
+#[derive(Debug, Clone, Serialize)]
+pub(crate) struct Urls {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub(crate) kubeconfig: Option<String>,
 }
 
 #[derive(Debug, Clone, Serialize)]
@@ -167,6 +178,13 @@ pub(crate) fn compose(layout: &Layout, picture: &Picture) -> Status {
         };
         shards.push(status);
     }
+    let extras = up.as_ref().map(|it| it.extras.clone()).unwrap_or_default();
+    problems.extend(kubernetes::problems(&picture.kubernetes, &extras));
+    let kubernetes = match &picture.kubernetes {
+        KubernetesView::Seen(status) => Some(status.clone()),
+        KubernetesView::Absent | KubernetesView::Unreachable(_) => None,
+    };
+    let kubeconfig = extras.contains(&Kind::Kubernetes).then(|| layout.kubeconfig().display().to_string());
     let faults = faults::all(layout);
     Status {
         up_since: up.map(|it| it.started_at),
@@ -175,8 +193,10 @@ pub(crate) fn compose(layout: &Layout, picture: &Picture) -> Status {
         components,
         shards,
         instances,
+        kubernetes,
         links: links(shape, &faults),
         faults,
+        urls: Urls { kubeconfig },
         healthy: problems.is_empty(),
         problems,
     }
@@ -224,7 +244,9 @@ fn components(layout: &Layout, picture: &Picture, shape: Option<Shape>) -> Vec<C
     components.sort_by_key(|it| match it.kind {
         Kind::Store => 0,
         Kind::Server => 1,
-        Kind::Up => 2,
+        Kind::Kubernetes => 2,
+        Kind::Operator => 3,
+        Kind::Up => 4,
     });
     components
 }
@@ -378,8 +400,8 @@ pub(crate) async fn look(layout: &Layout, clients: &mut Clients) -> Picture {
             (shard.to_string(), view, client)
         }
     });
-    let (looks, roles) = tokio::join!(join_all(looks), roles::look(layout));
-    let mut picture = Picture { shards: BTreeMap::new(), roles };
+    let (looks, roles, kubernetes) = tokio::join!(join_all(looks), roles::look(layout), kubernetes::look(layout));
+    let mut picture = Picture { shards: BTreeMap::new(), roles, kubernetes };
     for (shard, view, client) in looks {
         clients.extend(client.map(|client| (shard.clone(), client)));
         picture.shards.insert(shard, view);

@@ -18,8 +18,15 @@ const SUPERVISOR_GRACE: Duration = Duration::from_secs(40);
 pub(crate) const SERVER_GRACE: Duration = Duration::from_secs(12);
 pub(crate) const AGENT_GRACE: Duration = Duration::from_secs(3);
 pub(crate) const STORE_GRACE: Duration = Duration::from_secs(5);
+pub(crate) const K8S_GRACE: Duration = Duration::from_secs(6);
+/// It gives its own work 5 s.
+pub(crate) const OPERATOR_GRACE: Duration = Duration::from_secs(8);
 
-/// Stops everything that is recorded: servers, agents, store. Servers first, or they would replace what we stop next.
+/// What there is one of, besides servers, in the order in which it ends.
+pub(crate) const OTHERS: [(&str, Duration); 3] =
+    [(records::OPERATOR, OPERATOR_GRACE), (records::K8S, K8S_GRACE), (records::STORE, STORE_GRACE)];
+
+/// Stops everything that is recorded: operator, servers, agents, Kubernetes, store. Servers before agents, or they would replace what we stop next.
 pub(crate) async fn down(layout: &Layout) -> anyhow::Result<()> {
     let mut n_stopped = 0;
     if let Some(up) = records::supervisor(layout) {
@@ -30,9 +37,13 @@ pub(crate) async fn down(layout: &Layout) -> anyhow::Result<()> {
         }
         up.forget(layout);
     }
+    let [operator, others @ ..] = OTHERS;
+    n_stopped += usize::from(end_recorded(layout, operator.0, operator.1).await?);
     n_stopped += servers_off(layout).await?.len();
     n_stopped += agents_off(layout).await?;
-    n_stopped += usize::from(end_recorded(layout, records::STORE, STORE_GRACE).await?);
+    for (name, grace) in others {
+        n_stopped += usize::from(end_recorded(layout, name, grace).await?);
+    }
     if n_stopped == 0 {
         say!("nothing was running in {}", layout.shown());
     }

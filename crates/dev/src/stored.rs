@@ -1,6 +1,6 @@
 //! What the environment keeps in its bucket, and how its processes reach it.
 
-use std::{collections::BTreeMap, sync::Arc};
+use std::{collections::BTreeMap, sync::Arc, time::Duration};
 
 use anyhow::{Context, bail};
 use nstance_admin::storage::Cluster;
@@ -9,14 +9,18 @@ use nstance_config::{
     model::{KeyProvider, SecretsProvider},
 };
 use nstance_core::{
-    ids::Shard,
+    ids::{OperatorId, Shard, Tenant, uuid_v7},
     ports::{
-        clock::Entropy,
+        clock::{Clock as _, Entropy, random},
         objects::{Condition, ObjectStore as _},
     },
 };
-use nstance_identity::ca::Ca;
-use nstance_rt::clock::SystemClock;
+use nstance_identity::{
+    ca::Ca,
+    nonce::{OperatorNonce, new_jti, sign_operator_nonce},
+    vault::read_nonce_key,
+};
+use nstance_rt::{clock::SystemClock, entropy::SystemEntropy};
 use nstance_store::{
     keys::{EncryptionKey, KeySource, load_key},
     records::{ca_crt_key, config_keys, decode_object, leader::LeaseRecord, lease_key},
@@ -30,6 +34,9 @@ pub(crate) const BUCKET: &str = "dev";
 
 /// Known to everybody, for what it guards is a toy.
 const ENCRYPTION_KEY: [u8; 32] = *b"thisisatest32bytekey123456789012";
+
+/// As `nstance-admin cluster nonce` has it by default.
+const NONCE_LASTS: Duration = Duration::from_secs(3 * 3600);
 
 /// How a process of this environment reaches the store and opens its secrets. `client` is how the store calls it.
 pub(crate) fn variables(store_port: u16, client: &str) -> BTreeMap<String, String> {
@@ -106,8 +113,8 @@ pub(crate) async fn read_ca(store: &S3Store) -> anyhow::Result<Option<Vec<u8>>> 
     }
 }
 
-/// The cluster's CA with its key, as the admin tool gets at it.
-pub(crate) async fn load_ca(store: &Arc<S3Store>, config: &Config, entropy: Arc<dyn Entropy>) -> anyhow::Result<Ca> {
+/// The cluster's secrets, as the admin tool opens them.
+fn secrets(store: &Arc<S3Store>, config: &Config, entropy: Arc<dyn Entropy>) -> anyhow::Result<ObjectSecrets> {
     let secrets = &config.server.secrets;
     if secrets.provider != SecretsProvider::ObjectStorage {
         bail!("server.secrets.provider is {}; only object-storage can be shared with nstance-dev", secrets.provider);
@@ -117,8 +124,30 @@ pub(crate) async fn load_ca(store: &Arc<S3Store>, config: &Config, entropy: Arc<
         _ => vec![EncryptionKey::new(ENCRYPTION_KEY)],
     };
     let prefix = format!("cluster/{}", secrets.prefix(&config.server.cluster_id));
-    let secrets = ObjectSecrets::new(store.clone(), Some(&prefix), keys, Vec::new(), entropy.clone())
-        .context("open the secrets")?;
+    ObjectSecrets::new(store.clone(), Some(&prefix), keys, Vec::new(), entropy).context("open the secrets")
+}
+
+/// The cluster's CA with its key, as the admin tool gets at it.
+pub(crate) async fn load_ca(store: &Arc<S3Store>, config: &Config, entropy: Arc<dyn Entropy>) -> anyhow::Result<Ca> {
+    let secrets = secrets(store, config, entropy.clone())?;
     let cluster = Cluster::new(store.clone(), Arc::new(SystemClock), entropy);
     cluster.ca(&secrets).await.context("load the CA")
+}
+
+/// What `nstance-admin cluster nonce` would print for this cluster.
+pub(crate) async fn operator_nonce(store: &Arc<S3Store>, config: &Config, tenant: Tenant) -> anyhow::Result<String> {
+    let entropy: Arc<dyn Entropy> = Arc::new(SystemEntropy::new());
+    let secrets = secrets(store, config, entropy.clone())?;
+    let key = read_nonce_key(&secrets).await.context("read the nonce key")?;
+    let key = key.context("the cluster has no nonce key yet; its server makes it")?;
+    let (now, entropy) = (SystemClock.now(), entropy.as_ref());
+    let nonce = OperatorNonce {
+        operator: OperatorId::new(uuid_v7(now, random(entropy))),
+        jti: new_jti(entropy),
+        issued_at: now,
+        expires_at: now.plus(NONCE_LASTS),
+        cluster: config.server.cluster_id.clone(),
+        tenant,
+    };
+    Ok(sign_operator_nonce(&key, &nonce))
 }

@@ -4,6 +4,7 @@ use nstance_proto::v1::Event;
 
 use crate::{
     api::millis,
+    kubernetes,
     records::Kind,
     status::{InstanceStatus, LeaseStatus, Status, short},
 };
@@ -122,6 +123,9 @@ pub(crate) fn plain(status: &Status) -> Vec<String> {
     lines.extend(columns(&rows, &[1, 3, 4]));
     lines.push(String::new());
     lines.extend(shards(status));
+    if let Some(kubernetes) = &status.kubernetes {
+        lines.push(kubernetes::line(kubernetes));
+    }
     lines.push(String::new());
     lines.extend(servers(status));
     if !status.instances.is_empty() {
@@ -134,6 +138,7 @@ pub(crate) fn plain(status: &Status) -> Vec<String> {
     }
     lines.extend(status.problems.iter().map(|problem| format!("not healthy: {problem}")));
     lines.extend(holds(status));
+    lines.extend(status.kubernetes.iter().flat_map(kubernetes::blocked));
     lines.extend(status.faults.iter().map(|it| format!("fault: {} (since {})", it.what, it.since)));
     lines
 }

@@ -1,4 +1,4 @@
-//! What may be broken on purpose: `server/2`, `shard/dev-1` (its leader), `instance/ID`, `s3`.
+//! What may be broken on purpose: `server/2`, `shard/dev-1` (its leader), `instance/ID`, `operator`, `k8s`, `s3`.
 
 use std::{fs, io, str::FromStr};
 
@@ -20,18 +20,23 @@ pub(crate) enum Target {
     Shard(Shard),
     Instance(String),
     Store,
+    Kubernetes,
+    Operator,
 }
 
 impl FromStr for Target {
     type Err = String;
 
     fn from_str(text: &str) -> Result<Self, String> {
-        let unknown = || format!("{text:?} is no target; targets are instance/ID, server/N, shard/NAME and s3");
+        let unknown =
+            || format!("{text:?} is no target; targets are instance/ID, server/N, shard/NAME, operator, k8s and s3");
         match text.split_once('/') {
             Some(("server", number)) => number.parse().map(Self::Server).map_err(|_| unknown()),
             Some(("shard", shard)) => shard.parse().map(Self::Shard).map_err(|_| unknown()),
             Some(("instance" | "agent", id)) => Ok(Self::Instance(id.to_owned())),
             None if text == "s3" || text == records::STORE => Ok(Self::Store),
+            None if text == "k8s" || text == records::K8S => Ok(Self::Kubernetes),
+            None if text == records::OPERATOR => Ok(Self::Operator),
             // As `instance list -o name` prints them.
             None if text.parse::<InstanceId>().is_ok() => Ok(Self::Instance(text.to_owned())),
             _ => Err(unknown()),
@@ -60,6 +65,8 @@ pub(crate) async fn component(layout: &Layout, target: &Target) -> anyhow::Resul
             return leader.with_context(|| format!("nobody leads {shard} now; look with `nstance-dev status{flag}`"));
         }
         Target::Store => records::STORE.to_owned(),
+        Target::Kubernetes => records::K8S.to_owned(),
+        Target::Operator => records::OPERATOR.to_owned(),
         Target::Instance(id) => bail!("instance/{id} is no component"),
     };
     let record = RunFile::read(layout, &name).filter(|it| it.process.lives());
@@ -166,6 +173,7 @@ mod tests {
         assert_eq!("shard/dev-1".parse(), Ok(Target::Shard(shape::shard(1))));
         assert_eq!("instance/x".parse(), Ok(Target::Instance("x".into())));
         assert_eq!("s3".parse(), Ok(Target::Store));
+        assert_eq!(("k8s".parse(), "operator".parse()), (Ok(Target::Kubernetes), Ok(Target::Operator)));
         let id = "tst06bgm7733st2576nx5jht4ecjw";
         assert_eq!(id.parse(), Ok(Target::Instance(id.into())), "as lists print it");
         for bad in ["moon", "server/x", "server", "shard/"] {

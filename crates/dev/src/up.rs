@@ -1,11 +1,14 @@
 //! `up`: starts everything in its order, shows it, keeps it running, and stops exactly what it started.
 
+mod checks;
+mod ending;
+mod kubernetes;
 mod show;
 mod slot;
 
 use std::{
-    collections::{BTreeMap, BTreeSet},
-    fs::{self, File, TryLockError},
+    collections::BTreeMap,
+    fs::{File, TryLockError},
     io,
     net::Ipv4Addr,
     path::PathBuf,
@@ -15,16 +18,23 @@ use std::{
 };
 
 use anyhow::{Context, bail};
-use futures::future::{join_all, select_all};
+use futures::future::select_all;
 use nstance_config::{Config, model::Address};
 use nstance_core::{ids::Shard, ports::clock::Clock as _, value::Value};
 use nstance_providers::process::{Process, power};
 use nstance_rt::{clock::SystemClock, shutdown::StopSignals, tasks::Tasks};
 use nstance_store::s3::S3Store;
-use tokio::signal::unix::{Signal, SignalKind, signal};
-use tokio_util::sync::CancellationToken;
+use tokio::{
+    signal::unix::{Signal, SignalKind, signal},
+    sync::mpsc,
+};
 
-use self::{show::Show, slot::Slot};
+pub(crate) use self::checks::beside;
+use self::{
+    checks::{check_free, config_on_disk, is_linked, shape},
+    show::Show,
+    slot::Slot,
+};
 use crate::{
     api,
     cli::UpArgs,
@@ -35,9 +45,11 @@ use crate::{
     layout::Layout,
     link::{self, Crossing, Door},
     ports::{self, Ports},
+    rebuild::{self, Rebuilt},
     records::{self, Kind, Phase, RunFile},
-    render, roles,
-    shape::{self, MOST_SERVERS, Place, Shape},
+    render::{self, Made, Provider},
+    server,
+    shape::{self, Place, Shape},
     steps::{Late, Steps, Tried},
     stop,
     stored::{self, StoredConfig},
@@ -47,7 +59,7 @@ use crate::{
 const TAIL: usize = 20;
 const REDRAW: Duration = Duration::from_millis(250);
 
-const ABSENT: &str = "not built yet: AWS, Google Cloud, Proxmox, tmux, Kubernetes, dashboard";
+const ABSENT: &str = "not built yet: AWS, Google Cloud, Proxmox, dashboard";
 
 /// A terminal that is closed means the same as Ctrl-C.
 struct Signals {
@@ -93,6 +105,8 @@ struct Up {
     /// The links to the leaders.
     links: Tasks,
     servers: Vec<Slot>,
+    kubernetes: Option<Slot>,
+    operator: Option<Slot>,
     /// Once VMs may have been started.
     agents_may_run: bool,
 }
@@ -163,6 +177,7 @@ impl Up {
             restarts: 0,
             shard: None,
             shape: None,
+            extras: Vec::new(),
         };
         let mut up = Self {
             shape: shape(&args, &layout)?,
@@ -173,18 +188,32 @@ impl Up {
             store: None,
             links: Tasks::new(),
             servers: Vec::new(),
+            kubernetes: None,
+            operator: None,
             agents_may_run: false,
         };
         up.record.shape = Some(up.shape);
+        up.record.extras = up.extras();
         up.record.write(&up.layout)?;
         Ok(up)
     }
 
+    /// What runs besides store and servers.
+    fn extras(&self) -> Vec<Kind> {
+        match (self.args.no_k8s, self.args.no_operator) {
+            (true, _) => Vec::new(),
+            (false, true) => vec![Kind::Kubernetes],
+            (false, false) => vec![Kind::Kubernetes, Kind::Operator],
+        }
+    }
+
     async fn start(&mut self) -> Result<(), Failure> {
         let mut left = stop::servers_off(&self.layout).await.map_err(|error| Failure::of("servers", &error))?;
-        let store = stop::end_recorded(&self.layout, records::STORE, stop::STORE_GRACE).await;
-        if store.map_err(|error| Failure::of(records::STORE, &error))? {
-            left.push(records::STORE.to_owned());
+        for (name, grace) in stop::OTHERS {
+            let ended = stop::end_recorded(&self.layout, name, grace).await;
+            if ended.map_err(|error| Failure::of(name, &error))? {
+                left.push(name.to_owned());
+            }
         }
         for name in left {
             self.steps.say(&format!("{name} was left over from an `up` that died"));
@@ -196,6 +225,7 @@ impl Up {
         }
         let ports = self.ports().map_err(|error| Failure::of("ports", &error))?;
         let bucket = self.start_store(ports).await?;
+        self.start_kubernetes(ports)?;
         let configs = self.settle_configs(&bucket, ports).await?;
         self.switch_agents_on().await?;
         self.start_links(&configs).await?;
@@ -209,6 +239,8 @@ impl Up {
         for place in &first {
             self.await_http(&self.gate_name("leader", &place.shard), place, "/leader").await?;
         }
+        self.await_kubernetes(ports).await?;
+        self.start_operator(&bucket, &configs, ports).await?;
         self.start_servers(&others, &configs, ports).await?;
         for place in &others {
             self.await_http(&format!("standby {}", place.shard), place, "/health").await?;
@@ -286,7 +318,13 @@ impl Up {
                     all.push(there);
                     continue;
                 }
-                let text = render::render(self.args.config.as_deref(), &self.layout, ports, number, &self.args.size)?;
+                let made = Made {
+                    layout: &self.layout,
+                    ports,
+                    provider: self.args.provider.unwrap_or(Provider::Process),
+                    has_operator: self.extras().contains(&Kind::Operator),
+                };
+                let text = render::render(self.args.config.as_deref(), made, number, &self.args.size)?;
                 stored::create_config(bucket, &shard, text).await?;
                 let stored = stored::read_config(bucket, &shard).await?;
                 all.push(stored.context("the config that was stored is not there")?);
@@ -393,13 +431,6 @@ impl Up {
             .map(|(name, address)| (name, address.port.saturating_add(place.port_offset)))
             .collect();
         check_free(&named)?;
-        let mut args: Vec<String> =
-            ["--storage", "s3", "--bucket", stored::BUCKET, "--shard"].map(str::to_owned).into();
-        args.extend([place.shard.to_string(), "--id".to_owned(), place.name()]);
-        args.extend(["--cachedir".to_owned(), self.layout.cache_of(place.number).display().to_string()]);
-        if 0 < place.port_offset {
-            args.extend(["--port-offset".to_owned(), place.port_offset.to_string()]);
-        }
         // The store knows servers by their keys: faults are for one of them.
         let mut env = stored::variables(ports.store(), &format!("dev-{}", place.name()));
         env.extend(self.log_filter());
@@ -407,7 +438,7 @@ impl Up {
             name: place.name(),
             kind: Kind::Server,
             program: beside("nstance-server")?,
-            args: self.with_log_level(args),
+            args: self.with_log_level(server::arguments(&self.layout, place)),
             env,
             ports: named.iter().map(|(name, port)| ((*name).to_owned(), *port)).collect(),
             grace: stop::SERVER_GRACE,
@@ -526,24 +557,48 @@ impl Up {
         }
     }
 
+    /// With `--watch`.
+    fn start_rebuild(&self, tasks: &Tasks) -> Option<mpsc::Receiver<Rebuilt>> {
+        if !self.args.watch {
+            return None;
+        }
+        match rebuild::sources().and_then(|root| rebuild::start(tasks, root)) {
+            Ok(rebuilt) => Some(rebuilt),
+            Err(error) => {
+                self.steps.say(&format!("sources are not watched: {error:#}"));
+                None
+            }
+        }
+    }
+
     /// Shows and keeps everything running until a signal.
     async fn watch(&mut self, signals: &mut Signals) {
         let tasks = Tasks::new();
         let mut feed = feed::start(&tasks, &self.layout, self.shape);
+        let mut rebuilt = self.start_rebuild(&tasks);
         let mut show = Show::begin();
         let mut ticks = tokio::time::interval(REDRAW);
         ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let (Some(store), servers) = (&mut self.store, &mut self.servers) else { return };
         let layout = &self.layout;
+        let first = self.store.iter_mut().chain(&mut self.servers);
+        let mut slots: Vec<&mut Slot> = first.chain(&mut self.kubernetes).chain(&mut self.operator).collect();
         let signal = loop {
             tokio::select! {
                 biased;
                 signal = signals.next() => break signal,
-                note = store.next(layout) => show.note(&note),
-                note = next_of(servers, layout) => show.note(&note),
+                note = next_of(&mut slots, layout) => show.note(&note),
+                Some(news) = next_build(&mut rebuilt) => match news {
+                    Rebuilt::Note(note) => show.note(&note),
+                    Rebuilt::Changed(programs) => {
+                        for program in programs {
+                            let renewed = slots.iter_mut().filter_map(|it| it.renew(&program));
+                            renewed.for_each(|note| show.note(&note));
+                        }
+                    }
+                },
                 Some((shard, event)) = feed.events.recv() => show.event(&shard, &event),
                 _ = ticks.tick() => {
-                    if let Err(error) = keep_recorded(layout, &self.record, store, servers) {
+                    if let Err(error) = keep_recorded(layout, &self.record, &slots) {
                         show.note(&format!("records not kept: {error:#}"));
                     }
                     let picture = feed.picture.borrow_and_update().clone();
@@ -555,107 +610,28 @@ impl Up {
         show.end();
         self.steps.say(&format!("{signal}: stopping; once more kills at once"));
     }
-
-    /// Servers, agents, store: a server that still ran would replace the agents we stop.
-    async fn stop(&mut self, signals: &mut Signals) {
-        self.record.phase = Phase::Stopping;
-        let _ = self.record.write(&self.layout);
-        let hurry = CancellationToken::new();
-        {
-            let work = self.stop_all(hurry.clone());
-            tokio::pin!(work);
-            loop {
-                tokio::select! {
-                    biased;
-                    () = &mut work => break,
-                    _ = signals.next(), if !hurry.is_cancelled() => hurry.cancel(),
-                }
-            }
-        }
-        self.record.forget(&self.layout);
-        self.steps.say(&format!("state stays in {}; the next `up` goes on with it", self.layout.shown()));
-    }
-
-    async fn stop_all(&mut self, hurry: CancellationToken) {
-        // Standbys before leaders: nobody is to take over from a leader that is stopped for good.
-        let records: Vec<RunFile> =
-            self.servers.iter().filter_map(Slot::component).map(|it| it.record.clone()).collect();
-        let leaders = tokio::select! {
-            biased;
-            () = hurry.cancelled() => BTreeSet::new(),
-            leaders = roles::leaders(&records) => leaders,
-        };
-        for leads in [false, true] {
-            let some = self.servers.iter_mut().filter(|it| leaders.contains(it.name()) == leads);
-            let (layout, steps, hurry) = (&self.layout, &self.steps, &hurry);
-            join_all(some.map(|slot| async move {
-                if let Some(line) = slot.stop(layout, hurry).await {
-                    steps.say(&line);
-                }
-            }))
-            .await;
-        }
-        if self.agents_may_run {
-            let dir = self.layout.instances();
-            let off = tokio::select! {
-                biased;
-                () = hurry.cancelled() => None,
-                off = power::power_off(&dir, stop::AGENT_GRACE) => Some(off),
-            };
-            let off = match off {
-                Some(off) => off,
-                None => power::power_off(&dir, Duration::ZERO).await,
-            };
-            match off {
-                Ok(off) => {
-                    self.steps.say(&format!("switched off {} agents", off.instances.len() + off.strays));
-                    for problem in off.problems {
-                        self.steps.say(&format!("agent not switched off: {problem}"));
-                    }
-                }
-                Err(error) => self.steps.say(&format!("agents not switched off: {error}")),
-            }
-        }
-        if let Some(store) = &mut self.store
-            && let Some(line) = store.stop(&self.layout, &hurry).await
-        {
-            self.steps.say(&line);
-        }
-        self.links.end(Duration::from_millis(200)).await;
-    }
-}
-
-/// What is asked for, and what is there already.
-fn shape(args: &UpArgs, layout: &Layout) -> anyhow::Result<Shape> {
-    let there: Vec<Config> = (1..=MOST_SERVERS).map_while(|number| config_on_disk(layout, number)).collect();
-    let n_there = u16::try_from(there.len()).unwrap_or(MOST_SERVERS);
-    let shards = args.shards.unwrap_or(n_there.max(1));
-    Shape::new(shards, args.servers_per_shard, args.links || there.iter().any(is_linked))
-}
-
-/// A shard's config, if there is one and it is in order.
-fn config_on_disk(layout: &Layout, number: u16) -> Option<Config> {
-    let path = layout.bucket().join("config").join(format!("{}.jsonc", shape::shard(number)));
-    fs::read(path).ok().and_then(|bytes| render::check("config", &bytes, None).ok())
-}
-
-/// Whether servers of this config leave the address of the leader to a link.
-fn is_linked(config: &Config) -> bool {
-    config.server.bind.operator.port != config.server.advertise.operator.port
 }
 
 /// The next thing that happens to any of them. May be dropped and called again.
-async fn next_of(slots: &mut [Slot], layout: &Layout) -> String {
+async fn next_of(slots: &mut [&mut Slot], layout: &Layout) -> String {
     let nexts: Vec<_> = slots.iter_mut().map(|slot| Box::pin(slot.next(layout))).collect();
     select_all(nexts).await.0
 }
 
+/// The next news of a build; never any without `--watch`.
+async fn next_build(rebuilt: &mut Option<mpsc::Receiver<Rebuilt>>) -> Option<Rebuilt> {
+    match rebuilt {
+        Some(rebuilt) => rebuilt.recv().await,
+        None => std::future::pending().await,
+    }
+}
+
 /// People remove what they find; what tells us from strangers is put back while we run.
-fn keep_recorded(layout: &Layout, up: &RunFile, store: &Slot, servers: &[Slot]) -> anyhow::Result<()> {
+fn keep_recorded(layout: &Layout, up: &RunFile, slots: &[&mut Slot]) -> anyhow::Result<()> {
     if !layout.is_marked() {
         layout.mark()?;
     }
-    let components = servers.iter().chain([store]).filter_map(Slot::component).map(|it| &it.record);
+    let components = slots.iter().filter_map(|it| it.component()).map(|it| &it.record);
     components.chain([up]).try_for_each(|record| record.keep(layout))
 }
 
@@ -668,29 +644,4 @@ fn failure(component: &str, late: Late, slot: Option<&Slot>) -> Failure {
     let what =
         if late.timed_out { format!("gate `{}` did not open within 30 s: {}", late.gate, late.why) } else { late.why };
     Failure { component: component.to_owned(), what, log }
-}
-
-/// A program of ours, built beside this one.
-fn beside(name: &str) -> anyhow::Result<PathBuf> {
-    let own = std::env::current_exe().context("find our own program")?;
-    let path = own.with_file_name(name);
-    if !path.is_file() {
-        bail!("there is no {}; build it with `cargo build -p {name}`", path.display());
-    }
-    Ok(path)
-}
-
-fn check_free(named: &[(&str, u16)]) -> anyhow::Result<()> {
-    let taken: Vec<String> = named
-        .iter()
-        .filter(|(_, port)| ports::is_taken(*port))
-        .map(|(name, port)| format!("{port} ({name})"))
-        .collect();
-    if taken.is_empty() {
-        return Ok(());
-    }
-    bail!(
-        "port {} is taken by another program; end that, or give a new environment other ports with --port-base",
-        taken.join(", ")
-    )
 }

@@ -152,7 +152,7 @@ fn beside(bench: Bench, agent: &Path, provider: &str, registration: &Relay, sess
 }
 
 async fn watch_one(bench: &Bench, watch: Duration, registration: &Relay, session: &Relay) -> anyhow::Result<Found> {
-    bench.expect(&["up", "--detach", "--port-base", "0", "--size", "test=1"])?;
+    bench.expect(&["up", "--detach", "--port-base", "0", "--shards", "1", "--no-k8s", "--size", "test=1"])?;
     let pid = bench.status()?["instances"][0]["pid"].as_u64().context("the agent has no process")?;
     let started = fs::read_to_string(programs(&bench.dir).join("started")).context("read when the agent started")?;
     let started = Timestamp::from_millis(started.trim().parse().context("read when the agent started")?);

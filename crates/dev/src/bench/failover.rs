@@ -43,7 +43,19 @@ pub(crate) async fn failover(runs: usize, only: Option<Failover>, size: u32, che
     let ways = [Failover::Handover, Failover::Kill, Failover::Silent];
     let measured = async {
         let wanted = format!("test={size}");
-        bench.expect(&["up", "--detach", "--port-base", "0", "--servers-per-shard", "2", "--size", &wanted])?;
+        bench.expect(&[
+            "up",
+            "--detach",
+            "--port-base",
+            "0",
+            "--shards",
+            "1",
+            "--no-k8s",
+            "--servers-per-shard",
+            "2",
+            "--size",
+            &wanted,
+        ])?;
         let layout = Layout::open(&bench.dir)?;
         let mut all = Vec::new();
         for way in ways.into_iter().filter(|way| only.is_none_or(|only| only == *way)) {

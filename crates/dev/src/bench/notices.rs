@@ -69,7 +69,17 @@ pub(crate) async fn notices(size: u32, rounds: u32, check: bool) -> anyhow::Resu
 }
 
 async fn run(bench: &Bench, size: u32, rounds: u32) -> anyhow::Result<Vec<Round>> {
-    bench.expect(&["up", "--detach", "--port-base", "0", "--size", &format!("test={size}")])?;
+    bench.expect(&[
+        "up",
+        "--detach",
+        "--port-base",
+        "0",
+        "--shards",
+        "1",
+        "--no-k8s",
+        "--size",
+        &format!("test={size}"),
+    ])?;
     let layout = Layout::open(&bench.dir)?;
     let mut client = api::connect(&layout, &shape::shard(1)).await?;
     let mut events = client.events().await?;

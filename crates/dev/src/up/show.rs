@@ -11,6 +11,7 @@ use nstance_rt::clock::SystemClock;
 
 use crate::{
     feed::Picture,
+    kubernetes,
     layout::Layout,
     screen::Screen,
     status::{clock_text, compose},
@@ -64,6 +65,7 @@ impl Show {
         let mut lines =
             vec![format!("nstance-dev  dir={}  provider={}  up {up}", layout.shown(), status.provider), String::new()];
         lines.extend(table::shards(&status));
+        lines.extend(status.kubernetes.as_ref().map(kubernetes::line));
         lines.push(String::new());
         let servers = table::servers(&status);
         if 2 < servers.len() {
@@ -73,9 +75,10 @@ impl Show {
         // All that a screen has room for besides the rest.
         let (_, height) = Screen::size();
         let faults = status.faults.iter().map(|it| it.what.clone());
+        let blocked = status.kubernetes.iter().flat_map(kubernetes::blocked);
         let warnings: Vec<String> =
-            status.problems.iter().cloned().chain(table::holds(&status)).chain(faults).collect();
-        let most = height.saturating_sub(lines.len() + self.recent.len() + warnings.len() + 7).max(1);
+            status.problems.iter().cloned().chain(table::holds(&status)).chain(blocked).chain(faults).collect();
+        let most = height.saturating_sub(lines.len() + self.recent.len() + warnings.len() + 8).max(1);
         lines.extend(table::instances(&status, most));
         lines.push(String::new());
         lines.extend(warnings.iter().map(|warning| format!("!     {warning}")));
@@ -85,6 +88,10 @@ impl Show {
         // As it was called, so that the line can be copied: `make dev` runs a program that is in no PATH.
         let program = std::env::args().next().unwrap_or_else(|| "nstance-dev".to_owned());
         let example = status.instances.first().map_or("ID", |it| it.id.as_str());
+        if let Some(kubeconfig) = &status.urls.kubeconfig {
+            let file = layout.short(kubeconfig.as_ref());
+            lines.push(format!("try   kubectl --kubeconfig {file} get machinepools,nmp,nsg,nm,nodes"));
+        }
         lines.push(format!("try   {program} kill instance/{example}{flag}"));
         lines.push(format!(
             "try   {program} kill shard/dev-1{flag}    {program} logs -f{flag}    Ctrl-C stops, state stays"

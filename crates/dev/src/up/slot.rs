@@ -1,6 +1,6 @@
 //! The place of one component: it is started, and started again when it dies.
 
-use std::{sync::Arc, time::Duration};
+use std::{path::Path, sync::Arc, time::Duration};
 
 use nstance_core::ports::clock::Entropy;
 use nstance_rt::{backoff::Backoff, entropy::SystemEntropy};
@@ -53,6 +53,16 @@ impl Slot {
 
     pub(super) fn component(&self) -> Option<&Component> {
         self.running.as_ref().map(|(component, _)| component)
+    }
+
+    /// Asks it to end if it runs this program, which is another one now: it is started again as that. Says so.
+    pub(super) fn renew(&mut self, program: &Path) -> Option<String> {
+        let (component, _) = self.running.as_ref().filter(|_| self.spec.program == program)?;
+        let (name, pid) = (&self.spec.name, component.pid());
+        Some(match component.record.process.ask_to_end() {
+            Ok(_) => format!("{name} (pid {pid}) was built anew and is started again"),
+            Err(error) => format!("{name} (pid {pid}) not asked to end: {error}"),
+        })
     }
 
     /// Why it has ended, if it has; for the start, during which nothing is started again.

@@ -221,7 +221,7 @@ async fn looking(env: &Env, admin: &Admin) {
         test dev-2 tst 2 2 2 0 yes -
     "#]]);
     let groups = admin.run("group list -o json").await.ends(0).json();
-    expect!["{groups[{group shard tenant template size actual_size ready_size pending_size registered_size draining_size unhealthy_size updated_size instance_type subnet_pool kind arch vars{Greeting} capacity{} load_balancers drain_timeout_seconds is_static deleting etag runtime_hash infra_hash rollout{target_hash updated total paused failures reason} holds provider_ids[]}] errors}"].assert_eq(&keys(&groups));
+    expect!["{groups[{group shard tenant template size actual_size ready_size pending_size registered_size draining_size unhealthy_size updated_size instance_type subnet_pool kind arch vars{Greeting NodeLabels} capacity{cpu ephemeral-storage memory} load_balancers drain_timeout_seconds is_static deleting etag runtime_hash infra_hash rollout{target_hash updated total paused failures reason} holds provider_ids[]}] errors}"].assert_eq(&keys(&groups));
     assert_eq!(groups["groups"][0]["group"], "test");
     let yaml = admin.run("group list -o yaml --shard dev-1").await.ends(0).out;
     assert!(

@@ -66,6 +66,11 @@ fn of_the_development_environment() {
     hold_flags("flags-dev", nstance_dev::cli::Cli::command());
 }
 
+#[test]
+fn of_the_operator() {
+    hold_flags("flags-operator", nstance_operator::args::Args::command());
+}
+
 /// Its usage is written by hand: two columns, of which the first is held.
 #[test]
 fn of_the_agent() {

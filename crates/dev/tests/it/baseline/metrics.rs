@@ -78,6 +78,11 @@ fn of_the_server() {
 }
 
 #[test]
+fn of_the_operator() {
+    hold("metrics-operator", families(&nstance_operator::metrics::example_metrics()));
+}
+
+#[test]
 fn of_the_agent() {
     hold("metrics-agent", families(&nstance_agent::local::example_metrics()));
 }

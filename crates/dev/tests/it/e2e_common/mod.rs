@@ -28,7 +28,8 @@ pub(crate) fn binaries() {
     static BUILT: Once = Once::new();
     BUILT.call_once(|| {
         let bin = Path::new(DEV).parent().expect("a program is in a directory");
-        let built = ["nstance-server", "nstance-agent", "nstance-admin"].map(|name| modified(&bin.join(name)));
+        let built = ["nstance-server", "nstance-agent", "nstance-admin", "nstance-operator"]
+            .map(|name| modified(&bin.join(name)));
         let sources = newest(&Path::new(env!("CARGO_MANIFEST_DIR")).join("..").canonicalize().unwrap());
         if built.iter().all(|it| it.is_some() && sources <= *it) {
             return;
@@ -109,6 +110,15 @@ impl Env {
         self.temp.path().join("temp")
     }
 
+    /// The windows of the environment's tmux session; none without a session. `None` where tmux is not installed.
+    pub(crate) fn windows(&self) -> Option<BTreeSet<String>> {
+        let mut tmux = std::process::Command::new("tmux");
+        tmux.env("TMUX_TMPDIR", self.temp.path()).env_remove("TMUX");
+        tmux.args(["list-windows", "-t", "=nstance-dev-agents", "-F", "#{window_name}"]);
+        let listed = tmux.output().ok()?;
+        Some(String::from_utf8_lossy(&listed.stdout).lines().map(str::to_owned).collect())
+    }
+
     pub(crate) fn instances(&self) -> PathBuf {
         self.dir().join("instances")
     }
@@ -137,6 +147,8 @@ impl Env {
     fn command(&self, args: &[&str]) -> Command {
         let (first, rest) = args.split_first().expect("a command");
         let mut command = Command::new(DEV);
+        // Windows of tmux are opened on a server of this test's own.
+        command.env("TMUX_TMPDIR", self.temp.path()).env_remove("TMUX");
         command.arg(first).arg("--dir").arg(self.dir()).args(rest).stdin(Stdio::null()).kill_on_drop(true);
         command
     }
@@ -156,14 +168,25 @@ impl Env {
         text
     }
 
+    /// Without Kubernetes; with one shard, unless the arguments or the environment itself say otherwise.
     pub(crate) async fn up(&self, args: &[&str]) -> String {
+        self.ok(&[&["up", "--detach", "--port-base", "0", "--no-k8s"], self.one_shard(args), args].concat()).await
+    }
+
+    fn one_shard(&self, args: &[&str]) -> &'static [&'static str] {
+        let is_new = !self.dir().join("dev-s3/config/dev-1.jsonc").exists();
+        if is_new && !args.contains(&"--shards") { &["--shards", "1"] } else { &[] }
+    }
+
+    /// Everything, as a person gets it.
+    pub(crate) async fn up_with_kubernetes(&self, args: &[&str]) -> String {
         self.ok(&[&["up", "--detach", "--port-base", "0"], args].concat()).await
     }
 
     /// `up` without a terminal, as a child of ours.
     pub(crate) async fn up_in_foreground(&mut self, args: &[&str]) -> Child {
         let log = fs::File::create(self.temp.path().join("foreground.log")).unwrap();
-        let args = [&["up", "--port-base", "0"], args].concat();
+        let args = [&["up", "--port-base", "0", "--no-k8s"], self.one_shard(args), args].concat();
         let child = self.command(&args).stdout(log.try_clone().unwrap()).stderr(log).spawn().unwrap();
         self.foreground.extend(Process::find(child.id().unwrap()).unwrap());
         child
@@ -220,9 +243,12 @@ impl Env {
         components.chain(self.agents().await).filter(|it| it.lives()).collect()
     }
 
-    fn logs(&self) -> String {
-        ["logs/up.log", "logs/server-1.log", "logs/server-2.log", "../foreground.log"]
+    pub(crate) fn logs(&self) -> String {
+        ["up", "server-1", "server-2", "dev-k8s", "operator"]
+            .map(|name| format!("logs/{name}.log"))
             .iter()
+            .map(String::as_str)
+            .chain(["../foreground.log"])
             .map(|name| {
                 let text = fs::read_to_string(self.dir().join(name)).unwrap_or_default();
                 let lines: Vec<&str> = text.lines().collect();
